@@ -1,0 +1,57 @@
+// The wall between LAMMPS and the model.
+
+#ifndef MACE_STREAM_MODEL_SESSION_H
+#define MACE_STREAM_MODEL_SESSION_H
+
+#include "edge_graph.h"
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace mace_stream {
+
+/// Result of one evaluation, in eV and Å.
+struct Evaluation {
+  double energy = 0.0;
+  double virial[9] = {};                // W_ab = -sum_edges edge_vec_a dE/d(edge_vec_b), row-major
+  std::vector<double> forces;           // [n_nodes, 3]
+  std::vector<double> node_energy;      // [n_nodes]     only where asked for
+  std::vector<double> receiver_virial;  // [n_nodes, 9]  only where asked for: edges of which the node is receiver
+  std::vector<double> sender_virial;    // [n_nodes, 9]  only where asked for: edges of which the node is sender
+};
+
+/// What to compute beyond energy, forces and virial.
+struct Wanted {
+  bool node_energy = false;
+  bool node_virial = false;
+};
+
+using Facts = std::map<std::string, std::string>;
+using Timings = std::map<std::string, double>;
+
+/// A loaded model. Knows neither LAMMPS nor Python, so tests can fake it.
+/// Every call throws std::runtime_error carrying the model's own message.
+class ModelSession {
+ public:
+  virtual ~ModelSession() = default;
+
+  virtual double r_max() const = 0;                              // Å
+  virtual const std::vector<int> &type_species() const = 0;      // [n_types + 1], -1 for NULL, [0] unused
+  virtual const std::vector<double> &type_masses() const = 0;    // [n_types + 1] g/mol, 0 for NULL
+
+  /// Hands over a new list. The graph need not outlive the call.
+  virtual void set_topology(const EdgeGraph &graph) = 0;
+
+  /// Evaluates at `positions` [n_atoms, 3] in Å, ghosts included. The result lives until the next call.
+  virtual const Evaluation &evaluate(const double *positions, int n_atoms, Wanted wanted) = 0;
+
+  /// Text of the block printed at the start, and of the table at the end of a run.
+  virtual std::string start_report(const Facts &facts) = 0;
+  virtual std::string end_report(const Timings &timings) = 0;
+};
+
+}    // namespace mace_stream
+
+#endif

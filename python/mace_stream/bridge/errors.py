@@ -1,0 +1,22 @@
+"""Turns Python exceptions into the text of a LAMMPS error."""
+
+from __future__ import annotations
+
+import traceback
+
+EXPECTED = (ValueError, FileNotFoundError, NotImplementedError)
+"""Raised here with a complete message; anything else is our mistake and shows its origin."""
+
+
+def describe_error(error: BaseException) -> str:
+    """Return what a LAMMPS user should read for an exception."""
+    if isinstance(error, EXPECTED):
+        return str(error)
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted from the keyboard"
+    if isinstance(error, ImportError):
+        return f"{error}; check the installation with: mace-stream doctor"
+    if "out of memory" in str(error).lower() or isinstance(error, MemoryError):
+        return f"out of memory ({error}); use fewer atoms, precision single, or a larger machine"
+    origin = "".join(traceback.format_exception(error))
+    return f"unexpected {type(error).__name__}: {error}; please report this\n{origin}"

@@ -1,0 +1,67 @@
+"""Keywords of ``pair_style mace/stream`` and the values that they accept."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Keyword:
+    """One keyword: what it accepts, in words and as a test, and what it is if left out."""
+
+    accepts: str
+    is_valid: Callable[[str], bool]
+    default: str
+
+
+def _one_of(*values: str) -> tuple[str, Callable[[str], bool]]:
+    return " or ".join(values), lambda value: value in values
+
+
+_DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
+
+KEYWORDS = {
+    "device": Keyword("auto, cpu, cuda or cuda:N", lambda v: bool(_DEVICE.fullmatch(v)), "auto"),
+    "precision": Keyword(*_one_of("auto", "double", "single"), "auto"),
+    "conv": Keyword(*_one_of("auto", "standard"), "auto"),
+    "radial": Keyword(*_one_of("auto", "exact"), "auto"),
+    "backend": Keyword(*_one_of("torch"), "torch"),
+    "neighbors": Keyword(*_one_of("auto", "full", "half"), "auto"),
+    "head": Keyword("the name of a head of the model", lambda value: True, ""),
+}
+"""Empty ``head`` means: the only head of the file."""
+
+
+def check_options(words: Sequence[str]) -> dict[str, str]:
+    """Return a value for every keyword from the words after ``pair_style mace/stream``.
+
+    Raises:
+        ValueError: A keyword is unknown, repeated or without value, or its value is not accepted.
+    """
+    given: dict[str, str] = {}
+    for position in range(0, len(words), 2):
+        name = words[position]
+        if name not in KEYWORDS:
+            raise ValueError(
+                f"unknown keyword {name}{_hint(name)}; keywords: {', '.join(KEYWORDS)}"
+            )
+        if position + 1 == len(words):
+            raise ValueError(f"keyword {name} has no value; expected {KEYWORDS[name].accepts}")
+        if name in given:
+            raise ValueError(f"keyword {name} is given twice; leave one of them out")
+        given[name] = _checked(name, words[position + 1])
+    return {name: given.get(name, keyword.default) for name, keyword in KEYWORDS.items()}
+
+
+def _checked(name: str, value: str) -> str:
+    if not KEYWORDS[name].is_valid(value):
+        raise ValueError(f"keyword {name}: expected {KEYWORDS[name].accepts}, got {value}")
+    return value
+
+
+def _hint(name: str) -> str:
+    close = difflib.get_close_matches(name, KEYWORDS, n=1)
+    return f" (did you mean {close[0]}?)" if close else ""

@@ -1,0 +1,121 @@
+"""A loaded model behind plain arrays: the Python side of the pair style."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from mace_stream import io
+from mace_stream.bridge import report
+from mace_stream.bridge.elements import map_types
+from mace_stream.evaluation import Evaluation, check_array, check_finite
+from mace_stream.spec import ModelSpec
+
+
+class Session:
+    """One model on one device, for one instance of the pair style.
+
+    Args:
+        path: A ``.mace`` file.
+        symbols: Chemical symbol of each atom type; ``NULL`` for types of other styles.
+        options: A value for every keyword, as from :func:`mace_stream.bridge.check_options`.
+
+    Raises:
+        ValueError: The file is no model, or does not know a symbol or the head.
+    """
+
+    def __init__(self, path: str, symbols: Sequence[str], options: Mapping[str, str]) -> None:
+        from mace_stream.torch.evaluator import TorchEvaluator
+
+        self.path = Path(path)
+        self.spec, tensors = io.load(self.path)
+        self.sha256 = io.sha256(self.path)
+        self.head = choose_head(self.spec, options["head"])
+        self.symbols = tuple(symbols)
+        self.type_species, self.type_masses = map_types(self.spec.elements, symbols)
+        self.r_max = self.spec.r_max
+        self.energies = tensors["atomic_energies"][self.spec.heads.index(self.head)]
+        self.evaluator = TorchEvaluator(
+            self.spec,
+            tensors,
+            head=self.head,
+            device=options["device"],
+            precision=options["precision"],
+            conv=options["conv"],
+            threads=default_threads(),
+        )
+
+    def set_topology(
+        self,
+        indptr: np.ndarray,
+        sender: np.ndarray,
+        receiver_atom: np.ndarray,
+        sender_atom: np.ndarray,
+        species: np.ndarray,
+    ) -> None:
+        """Take over a new neighbor list; the arrays are copied.
+
+        Args:
+            indptr: int64 [n_nodes + 1]; receiver ``i`` owns edges ``indptr[i]:indptr[i + 1]``.
+            sender: int32 [n_edges]; node of each edge's sender.
+            receiver_atom: int32 [n_edges]; row of the positions that is the receiver's.
+            sender_atom: int32 [n_edges]; row of the positions that is the sender's.
+            species: int32 [n_nodes]; index into the model's elements.
+
+        Raises:
+            ValueError: An array has the wrong shape or dtype.
+        """
+        n_edges, n_nodes = len(sender), len(species)
+        check_array("indptr", indptr, (n_nodes + 1,), "int64")
+        for name, array in (("receiver_atom", receiver_atom), ("sender_atom", sender_atom)):
+            check_array(name, array, (n_edges,), "int32")
+        self.evaluator.set_topology(indptr, sender, receiver_atom, sender_atom, species)
+
+    def evaluate(self, positions: np.ndarray, node_energy: bool, node_virial: bool) -> Evaluation:
+        """Return energy, forces and virial at these positions.
+
+        Args:
+            positions: float64 [n_atoms, 3] in Å, images included; not kept.
+            node_energy: Whether the energy of every node is wanted.
+            node_virial: Whether the virials of every node are wanted.
+
+        Raises:
+            ValueError: The positions have the wrong shape, or the result is not finite.
+        """
+        check_array("positions", positions, (len(positions), 3), "float64")
+        result = self.evaluator.evaluate(positions, node_energy, node_virial)
+        check_finite(result)
+        return result
+
+    def start_report(self, facts: Mapping[str, str]) -> str:
+        """Return the block that the pair style prints before the first step."""
+        return report.start(self, facts)
+
+    def end_report(self, timings: Mapping[str, float]) -> str:
+        """Return the table that the pair style prints after a run, and start the timers anew."""
+        return report.end(timings, self.evaluator.take_statistics())
+
+
+def choose_head(spec: ModelSpec, name: str) -> str:
+    """Return the name of the head to use.
+
+    Raises:
+        ValueError: The file has several heads and none is named, or the named one is not there.
+    """
+    listing = ", ".join(spec.heads)
+    if not name and len(spec.heads) > 1:
+        raise ValueError(
+            f"the model has several heads: {listing}; add the keyword: head {spec.heads[0]}"
+        )
+    if name and name not in spec.heads:
+        raise ValueError(f"head {name} is not in the model; its heads are: {listing}")
+    return name or spec.heads[0]
+
+
+def default_threads() -> int:
+    """Return OMP_NUM_THREADS if it is set to a number, else the cores this process may use."""
+    asked = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
+    return int(asked) if asked.isdigit() and int(asked) > 0 else len(os.sched_getaffinity(0))
