@@ -1,0 +1,6 @@
+"""The MACE model in torch."""
+
+from mace_stream.torch.conv import conv
+from mace_stream.torch.model import MACE
+
+__all__ = ["MACE", "conv"]
