@@ -21,7 +21,7 @@ void for_each_edge(const NeighborRows &rows, ListKind kind, const AtomTable &ato
       if (atoms.type_species[atoms.type[j]] < 0) continue;
       visit(i, j);
       const bool reverse_is_ours = kind == ListKind::HALF_NEWTON_ON ||
-          (kind == ListKind::HALF_NEWTON_OFF && j < atoms.n_local);
+                                   (kind == ListKind::HALF_NEWTON_OFF && j < atoms.n_local);
       if (reverse_is_ours) visit(j, i);
     }
   }

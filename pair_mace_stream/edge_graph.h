@@ -1,4 +1,4 @@
-// Neighbor list -> receiver-major edges (CSR). Knows neither LAMMPS nor Python, so it can be tested alone.
+// Neighbor list -> receiver-major edges (CSR). Knows neither LAMMPS nor Python.
 
 #ifndef MACE_STREAM_EDGE_GRAPH_H
 #define MACE_STREAM_EDGE_GRAPH_H
@@ -8,43 +8,43 @@
 
 namespace mace_stream {
 
-/// What the neighbor list holds. In a half list with newton on every pair stands once; with newton off
-/// a pair of a local atom and a ghost stands once for each of the two atoms that own it.
+/// What the neighbor list holds. In a half list with newton on every pair stands once; with newton
+/// off a pair of a local atom and a ghost stands once for each of the two atoms that own it.
 enum class ListKind { FULL, HALF_NEWTON_ON, HALF_NEWTON_OFF };
 
-/// LAMMPS' neighbor list as it is: `ilist` in any order, special-bond bits in the upper bits of neighbors.
+/// LAMMPS' neighbor list as it is: rows in any order, flags in the upper bits of neighbors.
 struct NeighborRows {
   int n_rows;
-  const int *ilist;             // [n_rows]        central atoms
-  const int *numneigh;          // [n_local]       indexed by atom
-  const int *const *firstneigh; // [n_local]       indexed by atom
+  const int *ilist;                // [n_rows]   central atoms
+  const int *numneigh;             // [n_local]  indexed by atom
+  const int *const *firstneigh;    // [n_local]  indexed by atom
 };
 
 /// Per-atom data that the flattening needs; ghosts follow the local atoms.
 struct AtomTable {
   int n_local;
   int n_all;
-  const int *type;            // [n_all]           1-based
-  const int *owner;           // [n_all]           local atom of which this is an image; itself if local
-  const int *type_species;    // [n_types + 1]     model's species of a type, -1 for NULL
+  const int *type;            // [n_all]        1-based
+  const int *owner;           // [n_all]        local atom of which this is an image, or itself
+  const int *type_species;    // [n_types + 1]  model's species of a type, -1 for NULL
 };
 
-/// Edges grouped by receiver. A node is a local atom that the model describes, in `ilist` order; a ghost is
-/// an image of its owner's node, and keeps its own position in the edge vector.
+/// Edges grouped by receiver. A node is a local atom that the model describes, in `ilist` order; a
+/// ghost is an image of its owner's node, and keeps its own position in the edge vector.
 class EdgeGraph {
  public:
-  std::vector<std::int64_t> indptr;            // [n_nodes + 1]  edges of node i: [indptr[i], indptr[i + 1])
-  std::vector<std::int32_t> sender;            // [n_edges]      node
-  std::vector<std::int32_t> receiver_atom;     // [n_edges]      atom whose position is the receiver's
-  std::vector<std::int32_t> sender_atom;       // [n_edges]      atom whose position is the sender's
-  std::vector<std::int32_t> node_atom;         // [n_nodes]      local atom
-  std::vector<std::int32_t> species;           // [n_nodes]
+  std::vector<std::int64_t> indptr;           // [n_nodes + 1] node i: [indptr[i], indptr[i + 1])
+  std::vector<std::int32_t> sender;           // [n_edges]     node
+  std::vector<std::int32_t> receiver_atom;    // [n_edges]     its position is the receiver's
+  std::vector<std::int32_t> sender_atom;      // [n_edges]     its position is the sender's
+  std::vector<std::int32_t> node_atom;        // [n_nodes]     local atom
+  std::vector<std::int32_t> species;          // [n_nodes]
 
   int n_nodes() const { return static_cast<int>(node_atom.size()); }
   std::int64_t n_edges() const { return indptr.empty() ? 0 : indptr.back(); }
 
-  /// Flattens the list: count, prefix sum, fill; O(edges), no sort. Throws std::runtime_error where a
-  /// neighbor belongs to an atom that has no row of its own.
+  /// Flattens the list: count, prefix sum, fill; O(edges), no sort. Throws std::runtime_error where
+  /// a neighbor belongs to an atom that has no row of its own.
   void build(const NeighborRows &rows, ListKind kind, const AtomTable &atoms);
 
  private:

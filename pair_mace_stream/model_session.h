@@ -12,14 +12,14 @@
 
 namespace mace_stream {
 
-/// Result of one evaluation, in eV and Å.
+/// Result of one evaluation, in eV and Å. The per-node vectors are filled only where asked for.
 struct Evaluation {
   double energy = 0.0;
-  double virial[9] = {};                // W_ab = -sum_edges edge_vec_a dE/d(edge_vec_b), row-major
-  std::vector<double> forces;           // [n_nodes, 3]
-  std::vector<double> node_energy;      // [n_nodes]     only where asked for
-  std::vector<double> receiver_virial;  // [n_nodes, 9]  only where asked for: edges of which the node is receiver
-  std::vector<double> sender_virial;    // [n_nodes, 9]  only where asked for: edges of which the node is sender
+  double virial[9] = {};                  // W_ab = -sum edge_vec_a dE/d(edge_vec_b), row-major
+  std::vector<double> forces;             // [n_nodes, 3]
+  std::vector<double> node_energy;        // [n_nodes]
+  std::vector<double> receiver_virial;    // [n_nodes, 9]  edges of which the node is receiver
+  std::vector<double> sender_virial;      // [n_nodes, 9]  edges of which the node is sender
 };
 
 /// What to compute beyond energy, forces and virial.
@@ -37,14 +37,17 @@ class ModelSession {
  public:
   virtual ~ModelSession() = default;
 
-  virtual double r_max() const = 0;                              // Å
-  virtual const std::vector<int> &type_species() const = 0;      // [n_types + 1], -1 for NULL, [0] unused
-  virtual const std::vector<double> &type_masses() const = 0;    // [n_types + 1] g/mol, 0 for NULL
+  /// Cutoff in Å.
+  virtual double r_max() const = 0;
+  /// Species of each atom type, -1 for NULL: [n_types + 1], entry 0 unused.
+  virtual const std::vector<int> &type_species() const = 0;
+  /// Standard masses in g/mol, 0 for NULL: [n_types + 1], entry 0 unused.
+  virtual const std::vector<double> &type_masses() const = 0;
 
   /// Hands over a new list. The graph need not outlive the call.
   virtual void set_topology(const EdgeGraph &graph) = 0;
 
-  /// Evaluates at `positions` [n_atoms, 3] in Å, ghosts included. The result lives until the next call.
+  /// Evaluates at `positions` [n_atoms, 3] in Å, ghosts included; the result lives until the next.
   virtual const Evaluation &evaluate(const double *positions, int n_atoms, Wanted wanted) = 0;
 
   /// Text of the block printed at the start, and of the table at the end of a run.

@@ -1,5 +1,6 @@
-// LAMMPS and torch share one OpenMP runtime, and each sets its number of threads: a change made by torch inside a
-// pair style would leave LAMMPS' threaded styles with work undone. This guard restores LAMMPS' number.
+// LAMMPS and torch share one OpenMP runtime, and each sets its number of threads: a change made by
+// torch inside a pair style would leave LAMMPS' threaded styles with work undone. This guard
+// restores LAMMPS' number.
 
 #ifndef MACE_STREAM_OPENMP_GUARD_H
 #define MACE_STREAM_OPENMP_GUARD_H

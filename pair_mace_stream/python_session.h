@@ -13,8 +13,10 @@ using Options = std::map<std::string, std::string>;
 /// Throws std::runtime_error that names a wrong keyword or value and what is accepted.
 Options check_options(const std::vector<std::string> &words);
 
-/// Opens a model file for atom types named by element symbol, "NULL" where the model does not serve a type.
-std::unique_ptr<ModelSession> open_session(const std::string &path, const std::vector<std::string> &symbols,
+/// Opens a model file for atom types named by element symbol, "NULL" where the model does not serve
+/// a type.
+std::unique_ptr<ModelSession> open_session(const std::string &path,
+                                           const std::vector<std::string> &symbols,
                                            const Options &options);
 
 }    // namespace mace_stream
