@@ -2,12 +2,13 @@
 
 NEEDED_DISK_GB=3
 
-# Set PYTHON to the interpreter to use; fail if there is none of at least 3.10.
+# Set PYTHON to the interpreter to use; fail if there is none of at least 3.10. An active virtual
+# environment stands for the interpreter it was made with.
 find_python() {
   local name
   for name in ${PYTHON:+"$PYTHON"} python3 python3.13 python3.12 python3.11 python3.10; do
     if new_enough "$name"; then
-      PYTHON=$("$name" -c 'import sys; print(sys.executable)')
+      PYTHON=$("$name" -c 'import sys; print(getattr(sys, "_base_executable", sys.executable))')
       return
     fi
     if [[ $name == "${PYTHON-}" ]]; then return 1; fi

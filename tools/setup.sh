@@ -49,8 +49,8 @@ main() {
 fingerprint() {
   {
     echo "$PYTHON" "$PWD" "${MACE_STREAM_SYSTEM_SITE-}" "${MACE_STREAM_TORCH-}"
-    find pyproject.toml constraints.txt CMakeLists.txt tools cmake csrc pair_mace_stream python \
-      -type f ! -name '*.pyc' -print0 2>/dev/null | LC_ALL=C sort -z | xargs -0 sha256sum
+    find . \( -name '.?*' -o -name build -o -name demo -o -name tests -o -name docs \) -prune -o \
+      -type f ! -name '*.pyc' ! -name '*.md' ! -path './examples/*' -print0 | LC_ALL=C sort -z | xargs -0 sha256sum
   } | sha256sum | cut -d' ' -f1
 }
 

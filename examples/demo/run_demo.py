@@ -34,15 +34,16 @@ def main() -> int:
     OUT.mkdir(exist_ok=True)
     lines = run_lammps(steps)
     thermo = thermo_table(lines)
-    if len(thermo) < 3 or thermo[-1, 0] != steps:
+    loop = re.search(r"Loop time of (\S+) .* for (\d+) steps with (\d+) atoms", "".join(lines))
+    if loop is None or len(thermo) < 3:
         print("".join(lines[-30:]), file=sys.stderr)
         print(
-            f"The demo failed: LAMMPS did not reach step {steps}. Its last lines stand above, the "
-            f"rest in {ROOT / OUT / 'log.lammps'}. Next: .venv/bin/mace-stream doctor",
+            "The demo failed: LAMMPS did not finish. Its last lines stand above, the rest in "
+            f"{ROOT / OUT / 'log.lammps'}. Next: .venv/bin/mace-stream doctor",
             file=sys.stderr,
         )
         return 1
-    report(lines, thermo)
+    report(thermo, seconds=float(loop[1]), steps=int(loop[2]), n_atoms=int(loop[3]))
     return 0
 
 
@@ -95,10 +96,8 @@ def drift_per_atom(thermo: np.ndarray, n_atoms: int) -> float:
     return float(np.polyfit(settled[:, 1], settled[:, 5] / n_atoms, 1)[0])
 
 
-def report(lines: list[str], thermo: np.ndarray) -> None:
+def report(thermo: np.ndarray, *, seconds: float, steps: int, n_atoms: int) -> None:
     """Write the numbers and the plot; print their places and one line of results."""
-    loop = re.search(r"Loop time of (\S+) .* for (\d+) steps with (\d+) atoms", "".join(lines))
-    seconds, steps, n_atoms = float(loop[1]), int(loop[2]), int(loop[3])
     drift = drift_per_atom(thermo, n_atoms)
     np.savetxt(OUT / "thermo.csv", thermo, delimiter=",", header=",".join(COLUMNS), comments="")
     plot(thermo, n_atoms, drift)
