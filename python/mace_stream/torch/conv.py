@@ -136,7 +136,8 @@ class _BlockedConv(torch.autograd.Function):
 
 def _blocks(per_edge: Tensor) -> Tensor:
     """View [n_edges, m_in, columns] as [n_blocks, EDGE_BLOCK * m_in, columns]."""
-    return per_edge.unflatten(0, (-1, EDGE_BLOCK)).flatten(1, 2)
+    n_blocks = len(per_edge) // EDGE_BLOCK
+    return per_edge.unflatten(0, (n_blocks, EDGE_BLOCK)).flatten(1, 2)
 
 
 @lru_cache(maxsize=64)
@@ -163,7 +164,7 @@ def _edge_matrices_vjp(matrices_bar: list[Tensor], edge_attrs: Tensor, plan: Con
     by_rows: dict[tuple[int, int], Tensor] = {}
     for path, coupling, bar in zip(plan.paths, couplings, matrices_bar, strict=True):
         key = (path.rows_edge.start, path.rows_edge.stop)
-        part = bar.reshape(len(edge_attrs), -1) @ coupling.mT
+        part = bar.reshape(len(edge_attrs), coupling.shape[1]) @ coupling.mT
         by_rows[key] = by_rows[key] + part if key in by_rows else part
     return _join_rows(by_rows, edge_attrs)
 
