@@ -15,8 +15,9 @@ def spherical_harmonics(x: Array, y: Array, z: Array, l_max: int) -> list[Array]
     or complex, or torch with gradients. ``sum_m Y_lm**2 = 2 l + 1``.
 
     With y as polar axis and z as the origin of the azimuth, ``Y_lm`` is
-    ``sqrt(2l+1) n_lm d^m P_l(y)/dy^m`` times the real (m >= 0) or imaginary part of ``(z + i x)^m``;
-    ``n_lm**2 = 2 (l-m)!/(l+m)!``, half of that for m = 0. See DLMF 14.10.3 for the recurrence.
+    ``sqrt(2l+1) n_lm d^m P_l(y)/dy^m`` times the real (m >= 0) or imaginary part of
+    ``(z + i x)^m``; ``n_lm**2 = 2 (l-m)!/(l+m)!``, half of that for m = 0. The recurrence is
+    that of DLMF 14.10.3.
     """
     one = x * 0 + 1
     cosine, sine = _azimuth(z, x, one, l_max)

@@ -70,7 +70,7 @@ class FeatureLayout:
         channels = {mul for mul, _ in blocks}
         if len(channels) != 1:
             raise ValueError(
-                f"irreps {text!r}: expected one multiplicity for all irreps, got {sorted(channels)};"
+                f"irreps {text!r}: expected one multiplicity for all, got {sorted(channels)};"
                 " models with unequal channels are not supported"
             )
         if len(set(irreps)) != len(irreps):

@@ -7,7 +7,7 @@ versions may differ, so a model's own symbols are read from its file; these serv
 from __future__ import annotations
 
 from fractions import Fraction
-from functools import lru_cache
+from functools import cache
 from math import factorial, sqrt
 
 import numpy as np
@@ -22,7 +22,7 @@ _FLIPPED = frozenset(
 """Ascending degrees where e3nn 0.4.4's table has the other sign than the formula below."""
 
 
-@lru_cache(maxsize=None)
+@cache
 def wigner_3j(l1: int, l2: int, l3: int) -> np.ndarray:
     """Return the invariant tensor of three real irreps, shape ``[2l1+1, 2l2+1, 2l3+1]``.
 

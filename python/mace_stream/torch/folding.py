@@ -31,7 +31,9 @@ def activation(name: str) -> Callable[[Tensor], Tensor]:
 class Parameters:
     """Tensors under one prefix of a model file, read as float64, cast after folding."""
 
-    def __init__(self, tensors: Mapping[str, np.ndarray], dtype: torch.dtype, prefix: str = ""):
+    def __init__(
+        self, tensors: Mapping[str, np.ndarray], dtype: torch.dtype, prefix: str = ""
+    ) -> None:
         self.dtype = dtype
         self.tensors = tensors
         self.prefix = prefix

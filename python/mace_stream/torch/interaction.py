@@ -12,7 +12,7 @@ from mace_stream.couplings import ConvPlan, FeatureLayout
 from mace_stream.spec import LayerSpec, ModelSpec
 from mace_stream.torch.conv import conv
 from mace_stream.torch.folding import Parameters
-from mace_stream.torch.geometry import Graph
+from mace_stream.torch.geometry import Graph, gather_senders
 from mace_stream.torch.linear import ElementLinear, IrrepLinear, MessageLinear, SpeciesGroups
 from mace_stream.torch.radial import RadialNetwork
 
@@ -40,7 +40,7 @@ class Interaction(nn.Module):
     the mean number of neighbours.
     """
 
-    def __init__(self, spec: ModelSpec, layer: LayerSpec, params: Parameters):
+    def __init__(self, spec: ModelSpec, layer: LayerSpec, params: Parameters) -> None:
         super().__init__()
         if layer.block not in BLOCKS:
             raise ValueError(
@@ -82,17 +82,28 @@ class Interaction(nn.Module):
 
     def convolve(self, up: Tensor, edges: Edges, groups: SpeciesGroups) -> Tensor:
         """Everything from the convolution to the message; ``up`` [n_nodes, dim_up, C_up]."""
-        graph = edges.graph
-        path_weights = self.radial(edges.feats)
-        message = conv(up, edges.attrs, path_weights, graph.indptr, graph.sender, self.plan)
-        message = self.normalize(self.linear(message), edges)
+        chunks = edges.graph.chunks
+        sizes = [chunk.n_edges for chunk in chunks]
+        parts = [
+            conv(sent, attrs, self.radial(feats), chunk.indptr, chunk.sender, self.plan)
+            for chunk, sent, attrs, feats in zip(
+                chunks,
+                gather_senders(up, chunks),
+                edges.attrs.split(sizes),
+                edges.feats.split(sizes),
+                strict=True,
+            )
+        ]
+        message = self.normalize(self.linear(torch.cat(parts)), edges)
         return message if self.residual else self.skip(message, groups)
 
 
 class FirstInteraction(Interaction):
     """The first layer: node features depend on the species alone, so tables replace layers."""
 
-    def __init__(self, spec: ModelSpec, layer: LayerSpec, params: Parameters, embedding: Tensor):
+    def __init__(
+        self, spec: ModelSpec, layer: LayerSpec, params: Parameters, embedding: Tensor
+    ) -> None:
         """Fold ``embedding`` [Z, C], float64, through ``linear_up`` and the skip connection."""
         exact = Parameters(params.tensors, torch.float64, params.prefix)
         super().__init__(spec, layer, exact)
@@ -122,7 +133,7 @@ class FirstInteraction(Interaction):
 class MeanNorm(nn.Module):
     """Divide by the mean number of neighbours in the training set."""
 
-    def __init__(self, params: Parameters):
+    def __init__(self, params: Parameters) -> None:
         super().__init__()
         self.avg_num_neighbors = params.scalar("avg_num_neighbors")
 
@@ -135,7 +146,7 @@ class MeanNorm(nn.Module):
 class DensityNorm(nn.Module):
     """Divide by one plus the sum over neighbours of ``tanh(g(edge_feats)^2)``."""
 
-    def __init__(self, params: Parameters):
+    def __init__(self, params: Parameters) -> None:
         super().__init__()
         self.register_buffer("weight", params.cast(params.linear("density")))
 

@@ -49,7 +49,9 @@ class SpeciesGroups:
 class IrrepLinear(nn.Module):
     """Mix channels within each irrep; an irrep without weights comes out as zero."""
 
-    def __init__(self, layout_in: FeatureLayout, layout_out: FeatureLayout, params: Parameters):
+    def __init__(
+        self, layout_in: FeatureLayout, layout_out: FeatureLayout, params: Parameters
+    ) -> None:
         super().__init__()
         self.rows = [_rows_or_none(layout_in, irrep, params) for irrep in layout_out.irreps]
         self.dims = [irrep.dim for irrep in layout_out.irreps]
@@ -72,7 +74,9 @@ class IrrepLinear(nn.Module):
 class ElementLinear(nn.Module):
     """As :class:`IrrepLinear`, with weights ``[Z, C_in, C_out]`` of each node's own element."""
 
-    def __init__(self, layout_in: FeatureLayout, layout_out: FeatureLayout, params: Parameters):
+    def __init__(
+        self, layout_in: FeatureLayout, layout_out: FeatureLayout, params: Parameters
+    ) -> None:
         super().__init__()
         self.rows = [_rows_or_none(layout_in, irrep, params) for irrep in layout_out.irreps]
         self.dims = [irrep.dim for irrep in layout_out.irreps]
@@ -103,7 +107,7 @@ class MessageLinear(nn.Module):
 
     def __init__(
         self, outputs: Sequence[OutputBlock], layout_out: FeatureLayout, params: Parameters
-    ):
+    ) -> None:
         super().__init__()
         blocks = {block.irrep: block for block in outputs}
         missing = [str(irrep) for irrep in layout_out.irreps if irrep not in blocks]

@@ -46,7 +46,7 @@ class MACE(nn.Module):
         head: str | None = None,
         dtype: torch.dtype = torch.float64,
         device: str | torch.device = "cpu",
-    ):
+    ) -> None:
         super().__init__()
         self.spec = spec
         self.r_max = spec.r_max
@@ -146,7 +146,7 @@ class MACE(nn.Module):
         the order of edges within a row, up to rounding.
 
         Args:
-            edge_vec: ``x[receiver] - x[sender]`` in Å, periodic image applied, [n_edges, 3] float64.
+            edge_vec: ``x[receiver] - x[sender]`` in Å, image applied, [n_edges, 3] float64.
             indptr: Edges of receiver i are ``indptr[i]:indptr[i + 1]``, [n_receivers + 1] int64.
             sender: Node of every edge's sender, [n_edges] int64.
             species: Index into ``elements`` of every node, ghosts after receivers, [n_nodes] int64.

@@ -26,7 +26,7 @@ MAX_CORRELATION = 4
 class Product(nn.Module):
     """Symmetric contraction, linear layer, and the skip connection."""
 
-    def __init__(self, layer: LayerSpec, params: Parameters):
+    def __init__(self, layer: LayerSpec, params: Parameters) -> None:
         super().__init__()
         layout_out = FeatureLayout.parse(layer.irreps_out)
         params = params.under("product")
@@ -43,7 +43,7 @@ class Product(nn.Module):
 class Contraction(nn.Module):
     """``sum_nu sum_k w_nu[z, k, c] U_nu[m, mu.., k] A_mu1 .. A_munu`` per node and channel."""
 
-    def __init__(self, layer: LayerSpec, params: Parameters):
+    def __init__(self, layer: LayerSpec, params: Parameters) -> None:
         super().__init__()
         if not 1 <= layer.correlation <= MAX_CORRELATION:
             raise ValueError(
@@ -88,7 +88,7 @@ class Contraction(nn.Module):
 class MonomialSplit:
     """Monomials of ``dim`` variables, every one written as left times right."""
 
-    def __init__(self, dim: int, correlation: int):
+    def __init__(self, dim: int, correlation: int) -> None:
         self.dim = dim
         self.correlation = correlation
         self.left_degree = 2 if correlation == 4 else 1
@@ -117,7 +117,7 @@ class MonomialSplit:
         return self.left_index[monomial[:cut]] * self.n_right + self.right_index[monomial[cut:]]
 
     def monomials(self, components: Tensor) -> tuple[Tensor, Tensor]:
-        """Left and right parts, [n_left, C, n] and [n_right, C, n], of ``components`` [dim, C, n]."""
+        """Split ``components`` [dim, C, n] into [n_left, C, n] and [n_right, C, n]."""
         left, right = [components], [torch.ones_like(components[:1])]
         if self.right_degree >= 1:
             right.append(components)
@@ -132,7 +132,9 @@ class MonomialSplit:
 class _OutputTable:
     """Couplings of one output irrep, gathered by monomial, and the weights of all elements."""
 
-    def __init__(self, irrep: Irrep, split: MonomialSplit, layer: LayerSpec, params: Parameters):
+    def __init__(
+        self, irrep: Irrep, split: MonomialSplit, layer: LayerSpec, params: Parameters
+    ) -> None:
         params = params.under(str(irrep))
         self.size = irrep.dim * split.n_left * split.n_right
         self.channels = FeatureLayout.parse(layer.irreps_out).channels

@@ -23,7 +23,7 @@ def polynomial_cutoff(x: Tensor, p: int) -> Tensor:
 class RadialEmbedding(nn.Module):
     """Radial features ``[n_edges, n_basis]``: basis of the transformed distance times cutoff."""
 
-    def __init__(self, spec: ModelSpec, params: Parameters):
+    def __init__(self, spec: ModelSpec, params: Parameters) -> None:
         super().__init__()
         radial = params.under("radial")
         self.transform = _look_up("transform", spec.radial.transform, _TRANSFORMS)(spec, radial)
@@ -40,7 +40,7 @@ class RadialEmbedding(nn.Module):
 class BesselBasis(nn.Module):
     """``prefactor sin(frequency_n d) / d``."""
 
-    def __init__(self, params: Parameters):
+    def __init__(self, params: Parameters) -> None:
         super().__init__()
         self.prefactor = params.scalar("bessel.prefactor")
         self.register_buffer("frequencies", params.cast(params.tensor("bessel.frequencies")))
@@ -53,7 +53,7 @@ class BesselBasis(nn.Module):
 class GaussianBasis(nn.Module):
     """``exp(coefficient (d - center_n)^2)``."""
 
-    def __init__(self, params: Parameters):
+    def __init__(self, params: Parameters) -> None:
         super().__init__()
         self.coefficient = params.scalar("gaussian.coefficient")
         self.register_buffer("centers", params.cast(params.tensor("gaussian.centers")))
@@ -66,7 +66,7 @@ class GaussianBasis(nn.Module):
 class ChebyshevBasis(nn.Module):
     """Chebyshev polynomials of the first kind of the distance as it is, by their recurrence."""
 
-    def __init__(self, params: Parameters):
+    def __init__(self, params: Parameters) -> None:
         super().__init__()
         self.orders = [round(order) for order in params.array("chebyshev.orders").tolist()]
 
@@ -81,7 +81,7 @@ class ChebyshevBasis(nn.Module):
 class NoTransform(nn.Module):
     """The distance itself."""
 
-    def __init__(self, spec: ModelSpec, params: Parameters):
+    def __init__(self, spec: ModelSpec, params: Parameters) -> None:
         super().__init__()
         del spec, params
 
@@ -97,7 +97,7 @@ class AgnesiTransform(nn.Module):
     Witt et al., J. Chem. Phys. 159, 164101 (2023), doi:10.1063/5.0158783.
     """
 
-    def __init__(self, spec: ModelSpec, params: Parameters):
+    def __init__(self, spec: ModelSpec, params: Parameters) -> None:
         super().__init__()
         params = params.under("agnesi")
         self.a, self.p, self.q = (params.scalar(name) for name in "apq")
@@ -113,7 +113,7 @@ class AgnesiTransform(nn.Module):
 class SoftTransform(nn.Module):
     """Smooth step from three quarters of the bond length (short) to the distance itself (long)."""
 
-    def __init__(self, spec: ModelSpec, params: Parameters):
+    def __init__(self, spec: ModelSpec, params: Parameters) -> None:
         super().__init__()
         params = params.under("soft")
         self.alpha = params.scalar("alpha")
@@ -131,7 +131,7 @@ class SoftTransform(nn.Module):
 class RadialNetwork(nn.Module):
     """Path weights ``[n_edges, n_paths, channels]`` from radial features; no biases."""
 
-    def __init__(self, layer: LayerSpec, params: Parameters):
+    def __init__(self, layer: LayerSpec, params: Parameters) -> None:
         super().__init__()
         self.activation = activation(layer.radial_activation)
         self.n_paths = len(layer.paths)
@@ -159,7 +159,7 @@ class ZBLRepulsion(nn.Module):
     BOHR = 0.529
     DECAYS = (3.2, 0.9423, 0.4028, 0.2016)
 
-    def __init__(self, spec: ModelSpec, params: Parameters):
+    def __init__(self, spec: ModelSpec, params: Parameters) -> None:
         super().__init__()
         params = params.under("zbl")
         numbers = torch.tensor(spec.elements, dtype=torch.float64)

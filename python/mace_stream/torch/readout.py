@@ -12,7 +12,9 @@ from mace_stream.torch.folding import Parameters, activation
 class Readout(nn.Module):
     """Linear or one-hidden-layer readout, cut down to one head, scale folded in."""
 
-    def __init__(self, spec: ModelSpec, readout: ReadoutSpec, head: int, params: Parameters):
+    def __init__(
+        self, spec: ModelSpec, readout: ReadoutSpec, head: int, params: Parameters
+    ) -> None:
         """Fold the scale of head number ``head``.
 
         Raises:
