@@ -47,12 +47,13 @@ def detect(path: str | Path) -> Flavour:
         head = file.read(4096)
     if not head:
         return Flavour("empty", "an empty file", "Copy or download it again")
+    # First, since the length it begins with may have the first byte of a pickle.
+    if head[8:9] == b"{" and int.from_bytes(head[:8], "little") < 1 << 32:
+        return _safetensors_flavour(path)
     if head.startswith(ZIP_MAGIC):
         return _zip_flavour(path)
     if head.startswith(PICKLE_MAGIC):
         return _bare_pickle_flavour(path)
-    if head[8:9] == b"{" and int.from_bytes(head[:8], "little") < 1 << 32:
-        return _safetensors_flavour(path)
     return _other_flavour(head)
 
 

@@ -38,7 +38,12 @@ tensor                                         shape                           n
 ``readouts.{r}.linear_2``                      [H*hidden, H] (nonlinear)       1/sqrt(H_file*hidden)
 =============================================  ==============================  =====================
 
-``H_file`` is :attr:`ModelSpec.n_heads_source`: keeping one head of many leaves that factor as it was.
+``H_file`` is :attr:`ModelSpec.n_heads_source`: keeping one head of many leaves that factor as it
+was.
+
+Tensors have the file's dtype, except that ``indices`` are int16, and that ``atomic_energies``,
+``scale``, ``shift``, ``w3j``, ``avg_num_neighbors`` and ``radial.gaussian.coefficient`` are float64
+in every file: the source computes with them in double precision or adds them to large sums.
 """
 
 from __future__ import annotations
@@ -46,6 +51,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from dataclasses import dataclass, field
+from typing import Any
 
 FORMAT_VERSION = 1
 METADATA_KEY = "mace_stream"
@@ -159,16 +165,18 @@ class ModelSpec:
 _NESTED = {"radial": RadialSpec, "layers": LayerSpec, "readouts": ReadoutSpec, "paths": Path}
 
 
-def _build(cls, data: dict):
+def _build(cls: type, data: dict) -> Any:
     """Make dataclass ``cls`` from plain JSON data, refusing unknown and missing fields."""
     names = {f.name for f in dataclasses.fields(cls)}
     if set(data) != names:
         odd = sorted(set(data) ^ names)
-        raise ValueError(f"{cls.__name__}: missing or unknown fields {odd}; convert the model again")
+        raise ValueError(
+            f"{cls.__name__}: missing or unknown fields {odd}; convert the model again"
+        )
     return cls(**{name: _revive(name, value) for name, value in data.items()})
 
 
-def _revive(name: str, value):
+def _revive(name: str, value: Any) -> Any:
     nested = _NESTED.get(name)
     if isinstance(value, list):
         return tuple(_build(nested, item) if nested else item for item in value)

@@ -5,15 +5,20 @@ NumPy only. The table of names and shapes is in :mod:`mace_stream.spec`.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+
+import numpy as np
 
 from mace_stream.spec import LayerSpec, ModelSpec, ReadoutSpec
 
 N_COVALENT_RADII = 119
 """Length of ASE's table of covalent radii, element 0 included."""
 
-ALWAYS_FLOAT64 = ("atomic_energies", "scale", "shift")
-"""Added to sums of many eV, so never rounded to single precision."""
+_ALWAYS_FLOAT64 = re.compile(
+    r"atomic_energies|scale|shift|radial\.gaussian\.coefficient"
+    r"|layers\.\d+\.(avg_num_neighbors|w3j\..*)"
+)
 
 INDEX_DTYPE = "int16"
 
@@ -46,6 +51,11 @@ def irrep_dim(ir: str) -> int:
     return 2 * int(ir[:-1]) + 1
 
 
+def irrep_parity(ir: str) -> int:
+    """+1 for an even irrep (``e``), -1 for an odd one (``o``)."""
+    return 1 if ir.endswith("e") else -1
+
+
 def tensor_rules(spec: ModelSpec) -> dict[str, TensorRule]:
     """Name, shape and dtype of every tensor of a file with this specification."""
     n_elements, n_heads = len(spec.elements), len(spec.heads)
@@ -63,13 +73,20 @@ def tensor_rules(spec: ModelSpec) -> dict[str, TensorRule]:
     for r, readout in enumerate(spec.readouts):
         for name, shape in _readout_shapes(readout, spec).items():
             shapes[f"readouts.{r}.{name}"] = shape
-    return {name: TensorRule(shape, _dtype(name, spec)) for name, shape in shapes.items()}
+    return {
+        name: TensorRule(shape, stored_dtype(name, spec.dtype)) for name, shape in shapes.items()
+    }
 
 
-def _dtype(name: str, spec: ModelSpec) -> str:
-    if name in ALWAYS_FLOAT64:
+def stored_dtype(name: str, dtype: str) -> str:
+    """Dtype of one tensor in a file of this dtype.
+
+    Energies, and constants that the source computes with in double precision whatever its own
+    dtype, are never rounded to single precision.
+    """
+    if _ALWAYS_FLOAT64.fullmatch(name):
         return "float64"
-    return INDEX_DTYPE if name.endswith(".indices") else spec.dtype
+    return INDEX_DTYPE if name.endswith(".indices") else dtype
 
 
 def _radial_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
@@ -155,10 +172,10 @@ def check_tensors(spec: ModelSpec, tensors: dict) -> None:
     for t, layer in enumerate(spec.layers):
         for ir in irreps_blocks(layer.irreps_out):
             for nu in range(1, layer.correlation + 1):
-                _check_coupling(f"layers.{t}.product.{ir}", nu, ir, spec, tensors)
+                _check_coupling(f"layers.{t}.product.{ir}", nu, ir, layer, tensors)
 
 
-def _check_tensor(name: str, rule: TensorRule, array) -> None:
+def _check_tensor(name: str, rule: TensorRule, array: np.ndarray) -> None:
     fits = len(array.shape) == len(rule.shape) and all(
         want is None or want == got for want, got in zip(rule.shape, array.shape, strict=True)
     )
@@ -167,19 +184,18 @@ def _check_tensor(name: str, rule: TensorRule, array) -> None:
         raise ValueError(f"{name}: expected shape {expected}, got {array.shape}")
     if array.dtype != rule.dtype:
         raise ValueError(f"{name}: expected dtype {rule.dtype}, got {array.dtype}")
-    if array.dtype.kind == "f" and not (abs(array) < float("inf")).all():
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
         raise ValueError(f"{name}: expected finite numbers, got inf or NaN")
 
 
-def _check_coupling(prefix: str, nu: int, ir: str, spec: ModelSpec, tensors: dict) -> None:
-    """The nonzeros of U point inside [2l + 1, (l_max + 1)^2, ..., K]."""
+def _check_coupling(prefix: str, nu: int, ir: str, layer: LayerSpec, tensors: dict) -> None:
+    """The nonzeros of U point inside [2l + 1, components of the message, ..., K]."""
     indices = tensors[f"{prefix}.U.{nu}.indices"]
     n_values = len(tensors[f"{prefix}.U.{nu}.values"])
     if len(indices) != n_values:
         raise ValueError(f"{prefix}.U.{nu}: {len(indices)} indices for {n_values} values")
     n_weights = tensors[f"{prefix}.weight.{nu}"].shape[1]
-    limits = [irrep_dim(ir), *[(spec.l_max + 1) ** 2] * nu, n_weights]
+    components = sum(map(irrep_dim, irreps_blocks(layer.irreps_message)))
+    limits = [irrep_dim(ir), *[components] * nu, n_weights]
     if len(indices) and ((indices < 0).any() or (indices.max(axis=0) >= limits).any()):
-        raise ValueError(
-            f"{prefix}.U.{nu}.indices: expected below {limits}, got larger or negative"
-        )
+        raise ValueError(f"{prefix}.U.{nu}.indices: expected 0 to below {limits}")

@@ -3,24 +3,38 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
 import torch
 
-from mace_stream import io
+from mace_stream import __version__, io
 from mace_stream.convert.heads import keep_head
 from mace_stream.convert.ledger import ConversionError, qualified_name
 from mace_stream.convert.model import cast, read_model
+from mace_stream.convert.selftest import self_test
 from mace_stream.convert.source import load_source
 from mace_stream.spec import ModelSpec
 
 DTYPES = ("float32", "float64")
 
+LICENCES = {
+    "c568e8a1e0cb10994dd16c43b12fb438f67910ce0511b5ae26ed7883cc042fe3": "MIT",
+}
+"""Licence of model files, by the SHA-256 of the file."""
+
+_log = logging.getLogger(__name__)
+
 
 def convert(
-    source: str | Path, target: str | Path, head: str | None = None, dtype: str | None = None
+    source: str | Path,
+    target: str | Path,
+    head: str | None = None,
+    dtype: str | None = None,
+    say: Callable[[str], None] = _log.info,
 ) -> ModelSpec:
     """Convert a mace-torch model file and prove the result against its source.
 
@@ -33,6 +47,7 @@ def convert(
         target: The ``.mace`` file to write.
         head: The only head to keep; ``None`` keeps all.
         dtype: ``float32`` or ``float64``; ``None`` keeps the source's.
+        say: Takes the one line that reports the self-test.
 
     Returns:
         The specification of the file written.
@@ -40,12 +55,10 @@ def convert(
     Raises:
         ConversionError: The file is of another flavour, the model has a part that is not
             supported, a number does not fit the dtype, or the self-test failed.
+        OSError: The target cannot be written.
     """
     source, target = Path(source), Path(target)
-    if dtype not in (None, *DTYPES):
-        raise ConversionError(f"dtype: expected {' or '.join(DTYPES)}, got {dtype}")
-    if target.resolve() == source.resolve():
-        raise ConversionError(f"{target}: source and target are the same file. Name another target")
+    _check_arguments(source, target, dtype)
     model = load_source(source)
     spec, tensors = read_model(model)
     if head is not None:
@@ -54,11 +67,26 @@ def convert(
         tensors = cast(tensors, dtype or spec.dtype)
     except OverflowError as error:
         raise ConversionError(f"{source}: {error}. Keep float64: --dtype float64") from error
-    spec = dataclasses.replace(
-        spec, dtype=dtype or spec.dtype, provenance=_provenance(source, model)
-    )
-    io.save(target, spec, tensors)
+    provenance = _provenance(source, model)
+    spec = dataclasses.replace(spec, dtype=dtype or spec.dtype, provenance=provenance)
+    candidate = target.with_name(f".{target.name}.{os.getpid()}.candidate")
+    try:
+        io.save(candidate, spec, tensors)
+        difference = self_test(candidate, spec, model)
+        os.replace(candidate, target)
+    finally:
+        candidate.unlink(missing_ok=True)
+    say(f"self-test: largest difference of an atom's energy to mace-torch {difference:.2g} eV")
     return spec
+
+
+def _check_arguments(source: Path, target: Path, dtype: str | None) -> None:
+    if dtype not in (None, *DTYPES):
+        raise ConversionError(f"dtype: expected {' or '.join(DTYPES)}, got {dtype}")
+    if target.resolve() == source.resolve():
+        raise ConversionError(f"{target}: source and target are the same file. Name another target")
+    if not target.parent.is_dir():
+        raise ConversionError(f"{target}: there is no directory {target.parent}. Create it first")
 
 
 def _provenance(source: Path, model: torch.nn.Module) -> dict[str, str]:
@@ -69,13 +97,6 @@ def _provenance(source: Path, model: torch.nn.Module) -> dict[str, str]:
         "source_class": qualified_name(model),
         "mace_torch": metadata.version("mace-torch"),
         "torch": torch.__version__,
-        "mace_stream": metadata_version(),
-        "licence": "unknown",
+        "mace_stream": __version__,
+        "licence": LICENCES.get(digest, "unknown"),
     }
-
-
-def metadata_version() -> str:
-    """This package's version."""
-    from mace_stream import __version__  # noqa: PLC0415
-
-    return __version__

@@ -109,7 +109,7 @@ def read_harmonics(node: Node) -> int:
     node.derived("irreps_in", "_ls_list", "_lmax", "_is_range_lmax", "_prof_str")
     blocks = list(irreps_blocks(str(node.attribute("irreps_out"))).items())
     l_max = len(blocks) - 1
-    if blocks != [(f"{l}{'eo'[l % 2]}", 1) for l in range(l_max + 1)]:
+    if blocks != [(f"{degree}{'eo'[degree % 2]}", 1) for degree in range(l_max + 1)]:
         raise node.error(f"unexpected spherical harmonics {blocks}")
     return l_max
 

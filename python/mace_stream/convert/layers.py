@@ -15,7 +15,7 @@ from mace_stream.convert.irreps import (
 )
 from mace_stream.convert.ledger import Node
 from mace_stream.spec import LayerSpec, ReadoutSpec
-from mace_stream.tensors import INDEX_DTYPE, irrep_dim, irreps_blocks
+from mace_stream.tensors import irrep_dim, irrep_parity, irreps_blocks
 
 Tensors = dict[str, np.ndarray]
 
@@ -34,6 +34,8 @@ def read_layer(interaction: Node, product: Node) -> tuple[LayerSpec, Tensors]:
     tensors |= {f"radial.{k}": weight for k, weight in enumerate(weights)}
     linear = interaction.child("linear", classes.LINEAR)
     message = simplified(linear, linear.attribute("irreps_out"))
+    if any(irrep_parity(ir) != (-1) ** (irrep_dim(ir) // 2) for ir in irreps_blocks(message)):
+        raise linear.error(f"messages {message}: expected the parities of spherical harmonics")
     irreps_out, correlation, use_sc, product_tensors = _read_product(product, message)
     layer = LayerSpec(
         block=block,
@@ -132,7 +134,7 @@ def sparse_coupling(u_matrix: np.ndarray, nu: int) -> tuple[np.ndarray, np.ndarr
     """Nonzeros of U: indices ``[nnz, 1 + nu + 1]`` (m, mu.., k) and values ``[nnz]``."""
     dense = u_matrix if u_matrix.ndim == nu + 2 else u_matrix[None]
     indices = np.argwhere(dense)
-    return indices.astype(INDEX_DTYPE), dense[tuple(indices.T)]
+    return indices, dense[tuple(indices.T)]
 
 
 def read_readout(node: Node, layer: int, n_heads: int) -> tuple[ReadoutSpec, Tensors]:

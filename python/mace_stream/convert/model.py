@@ -10,7 +10,7 @@ from mace_stream.convert.irreps import read_harmonics, read_linear
 from mace_stream.convert.layers import Tensors, read_layer, read_readout
 from mace_stream.convert.ledger import Ledger, Node
 from mace_stream.spec import ModelSpec, RadialSpec
-from mace_stream.tensors import INDEX_DTYPE
+from mace_stream.tensors import INDEX_DTYPE, stored_dtype
 
 
 def read_model(model: torch.nn.Module) -> tuple[ModelSpec, Tensors]:
@@ -71,9 +71,7 @@ def source_dtype(root: Node) -> str:
 
 
 def cast(tensors: Tensors, dtype: str) -> Tensors:
-    """Tensors in the dtypes of a file of this dtype.
-
-    Energies per atom, scales and shifts stay float64, indices stay integers.
+    """Tensors in the dtypes that a file of this dtype has.
 
     Raises:
         OverflowError: A number does not fit; the message names the tensor.
@@ -82,12 +80,10 @@ def cast(tensors: Tensors, dtype: str) -> Tensors:
 
 
 def _cast_one(name: str, array: np.ndarray, dtype: str) -> np.ndarray:
-    if array.dtype == INDEX_DTYPE:
-        return array
-    if name in ("atomic_energies", "scale", "shift"):
-        dtype = "float64"
+    dtype = stored_dtype(name, dtype)
     largest = float(np.abs(array).max(initial=0))
-    if largest > np.finfo(dtype).max:
+    limit = np.iinfo(dtype).max if dtype == INDEX_DTYPE else np.finfo(dtype).max
+    if largest > limit:
         raise OverflowError(f"{name}: {largest:.3g} does not fit into {dtype}")
     return array.astype(dtype)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from mace_stream.convert.accelerated import pickle_module, restore_plain
 from mace_stream.convert.ledger import ConversionError
 from mace_stream.flavour import detect
 
@@ -39,7 +40,11 @@ def load_source(path: Path) -> torch.nn.Module:
         )
     import_mace()
     with _full_pickles(), _scripts_to_cpu():
-        return torch.load(path, map_location="cpu", weights_only=False)
+        model = torch.load(
+            path, map_location="cpu", weights_only=False, pickle_module=pickle_module
+        )
+    restore_plain(model)
+    return model
 
 
 def import_mace() -> None:
@@ -50,7 +55,7 @@ def import_mace() -> None:
     """
     try:
         with _full_pickles(), contextlib.redirect_stdout(io.StringIO()):
-            import mace.modules  # noqa: F401, PLC0415
+            import mace.modules  # noqa: F401
     except ModuleNotFoundError as error:
         raise ConversionError(
             f"conversion needs mace-torch, but the module {error.name} is missing. "

@@ -1,0 +1,21 @@
+"""Named bounds of comparisons with mace-torch in float64; nobody tunes them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """Largest differences allowed."""
+
+    energy: float
+    """eV per atom."""
+    force: float
+    """eV/Å, per component."""
+    virial: float
+    """Relative to the largest component."""
+
+
+EXACT = Tolerance(energy=1e-9, force=1e-8, virial=1e-8)
+"""Same formulas, same numbers, both in float64: only rounding is left."""
