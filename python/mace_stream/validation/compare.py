@@ -49,21 +49,23 @@ def compare(name: str, lammps: Result, reference: Result, bounds: Bounds) -> Fra
         ValueError: The results have different numbers of atoms.
     """
     n_atoms = len(reference.node_energy)
-    if lammps.forces.shape != reference.forces.shape:
+    if len(lammps.forces) != n_atoms:
         raise ValueError(f"{name}: {len(lammps.forces)} atoms in LAMMPS, expected {n_atoms}")
     total = (lammps.energy - reference.energy) / n_atoms
     scale = max(np.abs(reference.virial).max(), bounds.virial_floor * n_atoms)
     virial = (lammps.virial - reference.virial) / scale
-    forces = lammps.forces - reference.forces
+    atoms = lammps.node_energy - reference.node_energy
+    forces, label = lammps.forces, "forces"
+    if reference.force_atoms is not None and len(reference.force_atoms) < n_atoms:
+        forces = forces[reference.force_atoms]
+        label = f"forces, {len(forces)} atoms"
     return FrameReport(
         name,
         n_atoms,
         (
-            _difference("total energy", "eV/atom", total, bounds.energy),
-            _difference(
-                "atom energies", "eV", lammps.node_energy - reference.node_energy, bounds.energy
-            ),
-            _difference("forces", "eV/Å", forces, bounds.force),
+            _difference("energy", "eV/atom", total, bounds.energy),
+            _difference("atom energies", "eV", atoms, bounds.energy),
+            _difference(label, "eV/Å", forces - reference.forces, bounds.force),
             _difference("virial", "relative", virial, bounds.virial),
         ),
         lammps,

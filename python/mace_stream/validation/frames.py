@@ -46,9 +46,11 @@ class Result:
     node_energy: np.ndarray
     """[n_atoms]"""
     forces: np.ndarray
-    """[n_atoms, 3]"""
+    """[n_atoms, 3], or [len(force_atoms), 3]"""
     virial: np.ndarray
     """[3, 3], W = sum of x f = -dE/dstrain; stress is -W/V."""
+    force_atoms: np.ndarray | None = None
+    """The atoms whose forces are known; ``None`` for all."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ def _read_file(path: Path) -> list[Frame]:
         images = ase.io.read(path, index=":")
     except FileNotFoundError:
         raise ValueError(f"{path}: no such file; name a structure that ASE can read") from None
-    except (ase.io.formats.UnknownFileTypeError, ValueError, KeyError, IndexError) as error:
+    except (ase.io.formats.UnknownFileTypeError, OSError, ValueError, LookupError) as error:
         raise ValueError(
             f"{path}: ASE cannot read it ({error}); write it as extended XYZ or CIF"
         ) from error

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
+import pickle
+import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 
 from mace_stream import io
+from mace_stream.reference import directional_derivative, node_energy
 from mace_stream.validation.frames import Frame, Result
+
+THE_FILE = "name the file that `mace-stream convert` was given"
 
 
 class MaceTorchReference:
@@ -22,19 +27,11 @@ class MaceTorchReference:
     def __init__(self, path: Path, head: str | None) -> None:
         if not path.is_file():
             raise ValueError(f"{path}: no such file; --reference names the mace-torch model")
-        os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"  # e3nn unpickles its own tables
-        try:
-            import mace
-            import torch
-        except ImportError as error:
+        mace = _import_mace_torch()
+        model = _unpickle(path)
+        if not hasattr(model, "atomic_numbers") or not hasattr(model, "double"):
             raise ValueError(
-                f"--reference needs mace-torch ({error}); pip install 'mace-stream[convert]'"
-            ) from error
-        model = torch.load(path, map_location="cpu", weights_only=False)
-        if not isinstance(model, torch.nn.Module) or not hasattr(model, "atomic_numbers"):
-            raise ValueError(
-                f"{path}: holds a {type(model).__name__}, expected a mace-torch model; "
-                "name the file that `mace-stream convert` was given"
+                f"{path}: holds a {type(model).__name__}, expected a mace-torch model; {THE_FILE}"
             )
         self.model = model.double().eval()
         self.head = _choose_head(getattr(model, "heads", None) or ["Default"], head)
@@ -67,8 +64,41 @@ class MaceTorchReference:
         return next(iter(loader)).to_dict()
 
 
+def _import_mace_torch() -> ModuleType:
+    """Import mace-torch without its chatter.
+
+    Raises:
+        ConversionError: It is not installed.
+    """
+    from mace_stream.convert.source import import_mace
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import_mace()
+        import mace.data
+    return mace
+
+
+def _unpickle(path: Path) -> object:
+    """Return what a file saved by torch holds."""
+    import torch
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about TorchScript and old sources
+            return torch.load(path, map_location="cpu", weights_only=False)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, AttributeError, ImportError) as error:
+        raise ValueError(f"{path}: not a mace-torch model ({error}); {THE_FILE}") from error
+
+
 class OracleReference:
-    """This package's slow NumPy model in float64, which shares no code with the torch model."""
+    """This package's slow NumPy model in float64, which shares no code with the torch model.
+
+    It differentiates by complex steps, one evaluation per component: so in large frames only
+    the forces on :attr:`force_atoms` atoms, spread over the frame, are computed.
+    """
+
+    force_atoms = 8
 
     def __init__(self, path: Path, head: str | None) -> None:
         self.spec, self.tensors = io.load(path)
@@ -77,10 +107,23 @@ class OracleReference:
 
     def __call__(self, frame: Frame) -> Result:
         """Evaluate one configuration."""
-        from mace_stream import reference
-
         sender, receiver, edge_vec = edges(frame, self.spec.r_max)
-        raise NotImplementedError(reference, sender, receiver, edge_vec)
+        indptr = np.searchsorted(receiver, np.arange(len(frame.numbers) + 1))
+        species = np.array([self.spec.elements.index(z) for z in frame.numbers])
+        model = (self.spec, self.tensors, edge_vec, indptr, sender, species)
+
+        def slope(direction: np.ndarray) -> float:
+            return directional_derivative(*model, direction, self.head)
+
+        node = node_energy(*model, self.head)
+        atoms = np.unique(np.linspace(0, len(node) - 1, self.force_atoms).astype(int))
+        moves = [(receiver == i).astype(float) - (sender == i) for i in atoms]
+        axes = np.eye(3)
+        forces = [[-slope(np.outer(move, axis)) for axis in axes] for move in moves]
+        virial = np.empty((3, 3))
+        for a, b in zip(*np.triu_indices(3), strict=True):  # symmetric, as energy does not rotate
+            virial[a, b] = virial[b, a] = -slope(np.outer(edge_vec[:, a], axes[b]))
+        return Result(float(node.sum()), node, np.array(forces), virial, atoms)
 
 
 def edges(frame: Frame, r_max: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -111,7 +154,7 @@ def _choose_head(heads: list[str], head: str | None) -> str:
     return head
 
 
-@contextmanager
+@contextlib.contextmanager
 def _float64() -> Iterator[None]:
     """Let mace-torch build its tensors in float64, and restore the default afterwards."""
     import torch

@@ -11,6 +11,7 @@ import numpy as np
 from rich.table import Table
 
 from mace_stream.validation.compare import FrameReport
+from mace_stream.validation.frames import Result
 
 
 @dataclass(frozen=True)
@@ -30,18 +31,18 @@ class Report:
 
     def table(self) -> Table:
         """Return the table for the terminal."""
-        title = f"LAMMPS (pair_style mace/stream, {self.precision}) against {self.reference}"
+        title = f"pair_style mace/stream ({self.precision}) against\n{self.reference}"
         table = Table(title=title)
-        for column in ("structure", "atoms", "quantity", "unit"):
+        for column in ("structure", "atoms", "difference in"):
             table.add_column(column)
         for column in ("max", "RMS", "bound", "result"):
-            table.add_column(column, justify="right")
+            table.add_column(column, justify="right", no_wrap=True)
         for frame in self.frames:
             labels = (frame.name, str(frame.n_atoms))
             for row in frame.differences:
                 numbers = (f"{row.max:.1e}", f"{row.rms:.1e}", f"{row.bound:.0e}")
                 verdict = "[green]pass[/]" if row.passed else "[bold red]FAIL[/]"
-                table.add_row(*labels, row.quantity, row.unit, *numbers, verdict)
+                table.add_row(*labels, f"{row.quantity} ({row.unit})", *numbers, verdict)
                 labels = ("", "")
         return table
 
@@ -71,19 +72,25 @@ def _frame_data(frame: FrameReport) -> dict:
     return {"name": frame.name, "n_atoms": frame.n_atoms, "passed": frame.passed, "rows": rows}
 
 
+def _known_forces(frame: FrameReport, side: Result) -> np.ndarray:
+    """Return the forces that both sides have."""
+    atoms = frame.reference.force_atoms
+    return side.forces if atoms is None or side is frame.reference else side.forces[atoms]
+
+
 def _plot_parity(report: Report, path: Path) -> None:
     """Draw reference against LAMMPS for atom energies, forces and virial per atom."""
     from matplotlib.figure import Figure
 
     panels = {
-        "energy of an atom (eV)": lambda result: result.node_energy,
-        "force component (eV/Å)": lambda result: result.forces,
-        "virial per atom (eV)": lambda result: result.virial / len(result.forces),
+        "energy of an atom (eV)": lambda frame, side: side.node_energy,
+        "force component (eV/Å)": _known_forces,
+        "virial per atom (eV)": lambda frame, side: side.virial / frame.n_atoms,
     }
     figure = Figure(figsize=(12, 4), layout="constrained")
     for axes, (label, value) in zip(figure.subplots(1, 3), panels.items(), strict=True):
-        pairs = [(value(f.reference).ravel(), value(f.lammps).ravel()) for f in report.frames]
-        expected, found = (np.concatenate(side) for side in zip(*pairs, strict=True))
+        expected = np.concatenate([value(f, f.reference).ravel() for f in report.frames])
+        found = np.concatenate([value(f, f.lammps).ravel() for f in report.frames])
         axes.axline((expected[0], expected[0]), slope=1, color="0.7", zorder=0)
         axes.plot(expected, found, ".", markersize=3)
         axes.set(xlabel=f"reference: {label}", ylabel=f"LAMMPS: {label}")
