@@ -15,10 +15,10 @@ void for_each_edge(const NeighborRows &rows, ListKind kind, const AtomTable &ato
 {
   for (int row = 0; row < rows.n_rows; row++) {
     const int i = rows.ilist[row];
-    if (atoms.type_species[atoms.type[i]] < 0) continue;
+    if (atoms.species[i] < 0) continue;
     for (int k = 0; k < rows.numneigh[i]; k++) {
       const int j = rows.firstneigh[i][k] & NEIGHBOR_MASK;
-      if (atoms.type_species[atoms.type[j]] < 0) continue;
+      if (atoms.species[j] < 0) continue;
       visit(i, j);
       const bool reverse_is_ours = kind == ListKind::HALF_NEWTON_ON ||
                                    (kind == ListKind::HALF_NEWTON_OFF && j < atoms.n_local);
@@ -36,11 +36,10 @@ void EdgeGraph::collect_nodes(const NeighborRows &rows, const AtomTable &atoms)
   species.clear();
   for (int row = 0; row < rows.n_rows; row++) {
     const int i = rows.ilist[row];
-    const int kind = atoms.type_species[atoms.type[i]];
-    if (kind < 0) continue;
+    if (atoms.species[i] < 0) continue;
     node_of_[i] = n_nodes();
     node_atom.push_back(i);
-    species.push_back(kind);
+    species.push_back(atoms.species[i]);
   }
 }
 

@@ -24,9 +24,8 @@ struct NeighborRows {
 struct AtomTable {
   int n_local;
   int n_all;
-  const int *type;            // [n_all]        1-based
-  const int *owner;           // [n_all]        local atom of which this is an image, or itself
-  const int *type_species;    // [n_types + 1]  model's species of a type, -1 for NULL
+  const int *species;    // [n_all]  index into the model's elements, -1: no atom of the model
+  const int *owner;      // [n_all]  local atom of which this is an image, or itself
 };
 
 /// Edges grouped by receiver. A node is a local atom that the model describes, in `ilist` order; a

@@ -44,9 +44,10 @@ struct PairMACEStream::Impl {
 
   // what the graph was built from, to notice when it no longer holds
 
-  std::vector<int> types;     // [nlocal + nghost]
-  std::vector<int> owner;     // [nlocal + nghost]
-  bigint list_builds = -1;    // neighbor->ncalls at that time
+  std::vector<int> types;      // [nlocal + nghost]
+  std::vector<int> owner;      // [nlocal + nghost]
+  std::vector<int> species;    // [nlocal + nghost]
+  bigint list_builds = -1;     // neighbor->ncalls at that time
   bool reported = false;
 
   // seconds since the start of the run
@@ -127,11 +128,28 @@ void PairMACEStream::coeff(int narg, char **arg)
     error->all(FLERR, "Pair style mace/stream: {}", e.what());
   }
   impl->r_max = impl->session->r_max();
+  check_types();
   if (!allocated) allocate();
 
   const auto &species = impl->session->type_species();
   for (int i = 1; i <= ntypes; i++)
     for (int j = i; j <= ntypes; j++) setflag[i][j] = (species[i] >= 0 && species[j] >= 0) ? 1 : 0;
+}
+
+/* ----------------------------------------------------------------------
+   NULL is for types of other styles, so there must be another style.
+------------------------------------------------------------------------- */
+
+void PairMACEStream::check_types() const
+{
+  if (force->pair != this) return;    // hybrid
+  const auto &species = impl->session->type_species();
+  for (int i = 1; i <= atom->ntypes; i++)
+    if (species[i] < 0)
+      error->all(FLERR,
+                 "Pair style mace/stream: atom type {} is NULL in pair_coeff and no other style "
+                 "serves it; name an element, or use pair_style hybrid/overlay",
+                 i);
 }
 
 /* ---------------------------------------------------------------------- */
@@ -243,14 +261,8 @@ void PairMACEStream::check_masses()
 
 /* ---------------------------------------------------------------------- */
 
-double PairMACEStream::init_one(int i, int j)
+double PairMACEStream::init_one(int, int)
 {
-  if (setflag[i][j] == 0)
-    error->all(FLERR,
-               "Pair style mace/stream: atom types {} {} are NULL in pair_coeff and no other style "
-               "serves them; name "
-               "an element, or use pair_style hybrid/overlay",
-               i, j);
   return impl->r_max;
 }
 
@@ -289,14 +301,13 @@ void PairMACEStream::rebuild_topology()
   const Stopwatch::Lap lap(impl->flatten);
   const int n_all = atom->nlocal + atom->nghost;
   find_owners();
+  find_species();
   impl->types.assign(atom->type, atom->type + n_all);
   impl->list_builds = neighbor->ncalls;
   impl->rebuilds++;
 
-  const auto &species = impl->session->type_species();
   const mace_stream::NeighborRows rows{list->inum, list->ilist, list->numneigh, list->firstneigh};
-  const mace_stream::AtomTable atoms{atom->nlocal, n_all, atom->type, impl->owner.data(),
-                                     species.data()};
+  const mace_stream::AtomTable atoms{atom->nlocal, n_all, impl->species.data(), impl->owner.data()};
   try {
     impl->graph.build(rows, impl->list_kind, atoms);
     impl->session->set_topology(impl->graph);
@@ -319,6 +330,32 @@ void PairMACEStream::find_owners()
                  atom->tag[i]);
     impl->owner[i] = owner;
   }
+}
+
+/* ----------------------------------------------------------------------
+   NULL types are no atoms of the model. Nor are atoms of which every pair
+   is excluded: fixes like gcmc mark deleted atoms so, and an isolated
+   atom's energy must not stay behind.
+------------------------------------------------------------------------- */
+
+void PairMACEStream::find_species()
+{
+  const int n_all = atom->nlocal + atom->nghost;
+  const auto &of_type = impl->session->type_species();
+  impl->species.resize(n_all);
+  for (int i = 0; i < n_all; i++) impl->species[i] = is_excluded(i) ? -1 : of_type[atom->type[i]];
+}
+
+/* ---------------------------------------------------------------------- */
+
+bool PairMACEStream::is_excluded(int i) const
+{
+  constexpr int group_all = 0;
+  for (int k = 0; k < neighbor->nex_group; k++) {
+    if (neighbor->ex2_group[k] == group_all && (atom->mask[i] & neighbor->ex1_bit[k])) return true;
+    if (neighbor->ex1_group[k] == group_all && (atom->mask[i] & neighbor->ex2_bit[k])) return true;
+  }
+  return false;
 }
 
 /* ---------------------------------------------------------------------- */
@@ -392,8 +429,10 @@ void PairMACEStream::add_energies()
 /* ----------------------------------------------------------------------
    W_ab = -sum over edges of edge_vec_a dE/d(edge_vec_b).
    Per atom, 6 components: half to either end of an edge.
-   Per atom, 9 components: all to the sender, as the heat flux of a sum of
-   site energies wants it (Fan et al., Phys. Rev. B 92, 094301 (2015)).
+   Per atom, 9 components: all to the sender, as the heat flux of site
+   energies within one cutoff wants it (Fan et al., Phys. Rev. B 92, 094301
+   (2015)); with several layers that is an approximation (Langer et al.,
+   Phys. Rev. B 108, L100302 (2023)).
 ------------------------------------------------------------------------- */
 
 void PairMACEStream::add_virials()

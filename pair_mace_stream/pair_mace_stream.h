@@ -32,10 +32,13 @@ class PairMACEStream : public Pair {
   void check_environment();
   void check_special_bonds();
   void check_masses();
+  void check_types() const;
   void allocate();
   bool topology_is_stale() const;
   void rebuild_topology();
   void find_owners();
+  void find_species();
+  bool is_excluded(int) const;
   void print_start_report();
   void evaluate_model();
   void add_forces();

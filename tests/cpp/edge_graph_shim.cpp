@@ -26,10 +26,12 @@ const char* flatten(int kind, int n_rows, const int* ilist, const int* numneigh,
                     const int* type, const int* owner, const int* type_species) {
   std::vector<const int*> firstneigh(n_local);
   for (int i = 0; i < n_local; i++) firstneigh[i] = neighbors + offsets[i];
+  std::vector<int> species(n_all);
+  for (int i = 0; i < n_all; i++) species[i] = type_species[type[i]];
   fault.clear();
   try {
     graph.build({n_rows, ilist, numneigh, firstneigh.data()}, static_cast<ListKind>(kind),
-                {n_local, n_all, type, owner, type_species});
+                {n_local, n_all, species.data(), owner});
   } catch (const std::exception& e) {
     fault = e.what();
   }
