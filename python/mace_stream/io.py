@@ -69,10 +69,9 @@ def save(path: str | Path, spec: ModelSpec, tensors: dict[str, np.ndarray]) -> N
     # safetensors writes the memory as it lies: a transposed view would come back wrong.
     contiguous = {name: np.asarray(array, order="C") for name, array in tensors.items()}
     try:
-        safetensors.numpy.save_file(contiguous, part, {METADATA_KEY: spec.to_json()})
+        # Not save_file, which makes a file that only its owner can read.
+        part.write_bytes(safetensors.numpy.save(contiguous, {METADATA_KEY: spec.to_json()}))
         os.replace(part, path)
-    except safetensors.SafetensorError as error:
-        raise OSError(f"{path}: cannot write the file ({error})") from error
     finally:
         part.unlink(missing_ok=True)
 

@@ -11,6 +11,7 @@ app = typer.Typer(
     help="MACE potentials in stock LAMMPS: pair_style mace/stream.",
     no_args_is_help=True,
     add_completion=False,
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
 for command in (convert, info, validate, doctor):

@@ -42,8 +42,9 @@ def parameter_count(tensors: dict[str, np.ndarray]) -> int:
 
 
 def _pairs(title: str, rows: dict[str, object]) -> Table:
-    table = Table(title=title, title_justify="left", show_header=False)
-    table.add_column()
+    # Without lines, so that a SHA-256 fits on one line of 80 characters.
+    table = Table(title=title, title_justify="left", show_header=False, box=None, pad_edge=False)
+    table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in rows.items():
         table.add_row(name, str(value))

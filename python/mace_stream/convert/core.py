@@ -14,17 +14,13 @@ import torch
 from mace_stream import __version__, io
 from mace_stream.convert.heads import keep_head
 from mace_stream.convert.ledger import ConversionError, qualified_name
+from mace_stream.convert.licences import licence_note
 from mace_stream.convert.model import cast, read_model
 from mace_stream.convert.selftest import self_test
 from mace_stream.convert.source import load_source
 from mace_stream.spec import ModelSpec
 
 DTYPES = ("float32", "float64")
-
-LICENCES = {
-    "c568e8a1e0cb10994dd16c43b12fb438f67910ce0511b5ae26ed7883cc042fe3": "MIT",
-}
-"""Licence of model files, by the SHA-256 of the file."""
 
 _log = logging.getLogger(__name__)
 
@@ -98,5 +94,5 @@ def _provenance(source: Path, model: torch.nn.Module) -> dict[str, str]:
         "mace_torch": metadata.version("mace-torch"),
         "torch": torch.__version__,
         "mace_stream": __version__,
-        "licence": LICENCES.get(digest, "unknown"),
+        "licence": licence_note(source.name, digest),
     }
