@@ -1,0 +1,156 @@
+"""The torch model against mace-torch in float64: energies, forces, virial."""
+
+import copy
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from model_support import (
+    ARCHS,
+    ELEMENTS,
+    MACE,
+    assert_same,
+    build_twin,
+    is_wrong,
+    ours,
+    small_twin,
+    spec_and_tensors,
+    structures,
+    truth,
+)
+
+from mace_stream.convert.source import load_source
+
+CELLS = ("triclinic", "one_atom_cell", "cluster")
+"""A small triclinic cell, one atom among its own images, a free molecule."""
+
+FAMILIES = [
+    ("MP-0a small", {}),
+    ("MP-0a medium", {"hidden": "16x0e+16x1o"}),
+    ("MP-0a large", {}),
+    ("MP-0b medium", {}),
+    ("MP-0b2 large", {"channels": 4}),
+    ("MPA-0 medium", {}),
+    ("OMAT-0 small", {}),
+    ("OFF23 medium", {}),
+    ("MH-0", {"heads": ("pbe", "scan"), "channels": 4}),
+]
+OPTIONS = {
+    "gaussian_basis": {"radial_type": "gaussian"},
+    "soft_transform": {"distance_transform": "Soft", "pair_repulsion": True},
+    "correlation_1": {"correlation": 1},
+    "correlation_2": {"correlation": 2},
+    "correlation_4": {"correlation": 4, "max_ell": 2, "channels": 2},
+    "one_layer": {"num_interactions": 1},
+    "three_layers": {"num_interactions": 3, "channels": 4},
+    "no_scale_shift": {"scale_shift": False},
+    "tanh_readout": {"gate": "tanh"},
+    "l_max_1": {"max_ell": 1},
+    "cutoff_p_6": {"p": 6},
+}
+FULL_SIZE = [name for name in ARCHS if name not in ("MH-1", "OMOL-0")]
+
+
+def compare(source, cells=CELLS, elements=ELEMENTS):
+    spec, tensors = spec_and_tensors(source)
+    for head_index, head in enumerate(spec.heads):
+        model = MACE.from_spec(spec, tensors, head=head)
+        for atoms in structures(*cells, elements=elements):
+            assert_same(ours(model, atoms), truth(source, atoms, head_index))
+
+
+@pytest.mark.parametrize(("name", "override"), FAMILIES, ids=[name for name, _ in FAMILIES])
+def test_twin_equals_mace_torch(name, override):
+    compare(small_twin(name, **override))
+
+
+@pytest.mark.parametrize("override", OPTIONS.values(), ids=OPTIONS)
+def test_option_equals_mace_torch(override):
+    compare(small_twin("MP-0a medium", **override), cells=CELLS[:2])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FULL_SIZE)
+def test_full_size_twin_equals_mace_torch(name):
+    elements = (6, 8) if name.startswith("OFF23") else (22, 8)
+    compare(build_twin(name), cells=("triclinic", "one_atom_cell"), elements=elements)
+
+
+SHARED = Path(__file__).parents[2].parent / "shared" / "models"
+TRAINED = ("ti_hcp_meam", "imagdau-Tutorials", "mace-pr325", "mace-tutorials")
+
+
+@pytest.mark.parametrize("folder", TRAINED)
+def test_trained_model_equals_mace_torch(folder):
+    files = sorted((SHARED / folder).glob("*.model"))
+    if not files:
+        pytest.skip(f"no trained model: {SHARED.name}/{folder} is not beside the repository")
+    source = load_source(files[0]).double()
+    elements = source.atomic_numbers.tolist()
+    compare(source, cells=("triclinic", "cluster"), elements=elements)
+
+
+def planted(tensors, name):
+    """The same tensors with a small mistake in one of them."""
+    changed = dict(tensors)
+    array = np.array(tensors[name], dtype=np.float64)
+    changed[name] = array * (1 + 1e-6) if array.size == 1 else np.roll(array, 1)
+    return changed
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "radial.bessel.frequencies",
+        "radial.agnesi.a",
+        "zbl.a_exp",
+        "layers.0.density",
+        "layers.0.skip.1o",
+        "layers.1.skip.0e",
+        "layers.1.w3j.1o.2.1o",
+        "layers.1.linear.2e",
+        "layers.1.radial.2",
+        "layers.0.product.1o.weight.3",
+        "layers.0.product.1o.U.2.values",
+        "readouts.1.linear_2",
+        "scale",
+        "shift",
+    ],
+)
+def test_the_comparison_rejects_a_planted_mistake(name, density_twin):
+    spec, tensors, atoms, expected = density_twin
+    assert not is_wrong(ours(MACE.from_spec(spec, tensors), atoms), expected)
+    assert is_wrong(ours(MACE.from_spec(spec, planted(tensors, name)), atoms), expected)
+
+
+@pytest.fixture(scope="module")
+def density_twin():
+    source = small_twin("MP-0b3 medium", channels=4)
+    atoms = structures("triclinic")[0]
+    atoms.positions *= 0.75  # close enough for the pair repulsion to count
+    atoms.cell *= 0.75
+    return *spec_and_tensors(source), atoms, truth(source, atoms)
+
+
+def test_a_swapped_head_is_seen():
+    source = small_twin("MH-0", heads=("a", "b"), channels=2)
+    spec, tensors = spec_and_tensors(source)
+    atoms = structures("triclinic")[0]
+    assert is_wrong(ours(MACE.from_spec(spec, tensors, head="b"), atoms), truth(source, atoms, 0))
+
+
+def force_errors(source, atoms):
+    """RMS force error in single precision: of the torch model, and of mace-torch itself."""
+    spec, tensors = spec_and_tensors(source)
+    exact = truth(source, atoms).forces
+    single = ours(MACE.from_spec(spec, tensors, dtype=torch.float32), atoms).forces
+    yardstick = truth(copy.deepcopy(source).float(), atoms).forces
+    return [np.sqrt(((forces - exact) ** 2).mean()) for forces in (single, yardstick)]
+
+
+@pytest.mark.parametrize("name", ["MP-0a medium", "MPA-0 medium"])
+def test_float32_errs_at_most_twice_as_much_as_mace_torch(name):
+    source = small_twin(name, hidden="32x0e+32x1o", r_max=4.5)
+    single, yardstick = force_errors(source, structures("sic_rattled")[0])
+    assert 0 < single <= 2 * yardstick
