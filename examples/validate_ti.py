@@ -1,7 +1,7 @@
 """Compare pair_style mace/stream with mace-torch on distorted titanium crystals.
 
-        python examples/validate_ti.py                   against the package's own NumPy oracle
-        python examples/validate_ti.py ti_hcp_meam.model against mace-torch, in float64
+    python examples/validate_ti.py                   against the package's own NumPy oracle
+    python examples/validate_ti.py ti_hcp_meam.model against mace-torch, in float64
 
 The second form needs mace-torch and the file that the shipped model was converted from.
 """

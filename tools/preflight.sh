@@ -2,18 +2,19 @@
 
 NEEDED_DISK_GB=3
 
-# Set PYTHON to the interpreter to use; fail if there is none of at least 3.10. An active virtual
-# environment stands for the interpreter it was made with.
+ASKED_PYTHON=${PYTHON-}
+
+# Set PYTHON to the interpreter to use, or to nothing if there is none of at least 3.10. An active
+# virtual environment stands for the interpreter it was made with.
 find_python() {
-  local name
-  for name in ${PYTHON:+"$PYTHON"} python3 python3.13 python3.12 python3.11 python3.10; do
-    if new_enough "$name"; then
-      PYTHON=$("$name" -c 'import sys; print(getattr(sys, "_base_executable", sys.executable))')
-      return
-    fi
-    if [[ $name == "${PYTHON-}" ]]; then return 1; fi
+  local name names=(python3 python3.13 python3.12 python3.11 python3.10)
+  if [[ -n $ASKED_PYTHON ]]; then names=("$ASKED_PYTHON"); fi
+  for name in "${names[@]}"; do
+    PYTHON=
+    new_enough "$name" || continue
+    PYTHON=$("$name" -c 'import sys; print(getattr(sys, "_base_executable", sys.executable))')
+    return
   done
-  return 1
 }
 
 new_enough() {
@@ -41,8 +42,8 @@ lacks() {
 }
 
 check_python() {
-  if ! find_python; then
-    lacks "Python 3.10 or newer${PYTHON:+ (PYTHON=$PYTHON is older or does not start)}" \
+  if [[ -z $PYTHON ]]; then
+    lacks "Python 3.10 or newer${ASKED_PYTHON:+ ($ASKED_PYTHON is older or does not start)}" \
       "python3 python3-venv python3-dev" "python3.12 python3.12-devel"
     return
   fi

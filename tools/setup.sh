@@ -26,13 +26,13 @@ PINS=$VENV/constraints.txt
 
 main() {
   local goal=${1:-run} extra
+  find_python
   case $goal in
     run) extra= ;;
     test) extra=test ;;
     check) preflight && echo "Nothing is missing. Python: $PYTHON" && return ;;
     *) die "unknown goal '$goal'; use run, test or check" ;;
   esac
-  find_python || PYTHON=
   if up_to_date "$extra"; then return; fi
   preflight
   echo "Setting up $VENV (log: $LOG)"

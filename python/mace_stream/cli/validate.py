@@ -14,7 +14,7 @@ def validate(
     model: Annotated[Path, typer.Argument(metavar="FILE.mace")],
     structures: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="[STRUCTURE]...", help="Files that ASE reads; all their frames."),
+        typer.Argument(metavar="STRUCTURE", help="Files that ASE reads; all their frames."),
     ] = None,
     reference: Annotated[
         Path | None,
