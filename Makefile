@@ -1,6 +1,10 @@
 # Two commands: `make demo` and `make test`. Both set up .venv first; see docs/install.md.
 
 SHELL := /bin/bash
+
+# OpenMP threads that wait in a busy loop are many times slower when other programs use the cores.
+export OMP_WAIT_POLICY ?= passive
+
 .PHONY: help setup demo test clean
 
 help:

@@ -1,4 +1,4 @@
-"""Run examples/demo/in.hcp_ti in LAMMPS, show its progress and plot what came out.
+"""Run examples/demo/in.demo in LAMMPS, show its progress and plot what came out.
 
 ``make demo`` calls this. ``MACE_STREAM_DEMO_STEPS`` sets the number of MD steps; the log, the
 numbers and the plot go to ``demo/`` in the repository's root.
@@ -21,7 +21,7 @@ mpl.use("Agg")
 import matplotlib.pyplot as plt
 
 ROOT = Path(__file__).resolve().parents[2]
-INPUT = Path("examples/demo/in.hcp_ti")  # relative: LAMMPS variables cannot hold spaces
+INPUT = Path("examples/demo/in.demo")  # relative: LAMMPS variables cannot hold spaces
 OUT = Path("demo")
 COLUMNS = ("step", "time", "temp", "pe", "ke", "etotal", "press")
 DEFAULT_STEPS = 200

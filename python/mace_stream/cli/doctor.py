@@ -106,12 +106,18 @@ def check_python() -> Check:
 
 def check_environment(environment: Mapping[str, str]) -> Check:
     """Variables that redirect the Python inside LAMMPS."""
-    names = ("PYTHONHOME", "PYTHONPATH", "MACE_STREAM_PYTHON", "LAMMPS_PLUGIN_PATH")
+    names = (
+        "PYTHONHOME",
+        "PYTHONPATH",
+        "MACE_STREAM_PYTHON",
+        "MACE_STREAM_LIBPYTHON",
+        "LAMMPS_PLUGIN_PATH",
+    )
     found = {name: environment[name] for name in names if environment.get(name)}
     text = "; ".join(f"{name}={value}" for name, value in found.items()) or "nothing set"
     if "PYTHONHOME" in found:
-        remedy = "PYTHONHOME sends the Python inside LAMMPS astray: unset PYTHONHOME"
-        return Check("environment", "fault", text, remedy)
+        remedy = "the style ignores it; if other Python programs fail to start: unset PYTHONHOME"
+        return Check("environment", "note", text, remedy)
     if "PYTHONPATH" in found:
         remedy = "packages there come before the installed ones; if unsure: unset PYTHONPATH"
         return Check("environment", "note", text, remedy)
@@ -229,7 +235,7 @@ def judge_style(status: int, output: str) -> Check:
         return Check(name, "fault", last, remedy)
     if NO_SUCH_MODEL in last and "no such file" in last.lower():
         return Check(name, "ok", "pair_style mace/stream loads; the Python inside LAMMPS answers")
-    remedy = "the Python inside LAMMPS does not work: unset PYTHONHOME, or name one that has "
+    remedy = "the Python inside LAMMPS does not work; name one that has "
     remedy += f"mace-stream: export MACE_STREAM_PYTHON={shlex.quote(sys.executable)}"
     return Check(name, "fault", last or f"lmp ended with status {status}", remedy)
 
