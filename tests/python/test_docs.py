@@ -1,0 +1,155 @@
+"""The pages of docs/ say what the code says."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from mace_stream.bridge.options import KEYWORDS
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "python" / "mace_stream"
+PLUGIN = ROOT / "pair_mace_stream"
+PAGE = (ROOT / "docs" / "pair_mace_stream.md").read_text(encoding="utf-8")
+
+# Files whose messages a user of the pair style can meet.
+PYTHON_FILES = [
+    *sorted((PACKAGE / "bridge").glob("*.py")),
+    PACKAGE / "evaluation.py",
+    PACKAGE / "lammps_plugin.py",
+    PACKAGE / "torch" / "evaluator.py",
+]
+CPP_FILES = sorted(PLUGIN.glob("*.cpp"))
+
+WORDS = 5
+"""How many words of a message the page must repeat."""
+NO_MESSAGES = {
+    "half, newton on",
+    "half, newton off",
+    "the mace-stream developers",
+    "no reason given",
+    "module \0 has no attribute \0",
+}
+"""What the search below takes for messages."""
+
+
+# ---- keywords ----
+
+
+def documented_keywords(page: str) -> dict[str, tuple[str, str]]:
+    """Keyword -> (values, default) of the page's table."""
+    table = page.split("| keyword | values |")[1].split("\n\n")[0]
+    rows = re.findall(r"^\| `(\w+)` \| (.+) \| (.+) \|$", table, re.MULTILINE)
+    return {name: (values.replace("`", ""), default.strip("`")) for name, values, default in rows}
+
+
+def expected_keywords() -> dict[str, tuple[str, str]]:
+    """The same from the code; no default stands for the only head."""
+    return {
+        name: (keyword.accepts, keyword.default or "the only head of the file")
+        for name, keyword in KEYWORDS.items()
+    }
+
+
+def test_keyword_table_is_that_of_the_code():
+    assert documented_keywords(PAGE) == expected_keywords()
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("| `conv` | `auto` or `standard` | `auto` |\n", ""),
+        ("| `auto`, `cpu`, `cuda` or `cuda:N` |", "| `auto`, `cpu` or `cuda` |"),
+        ("| `auto` or `full` or `half` | `auto` |", "| `auto` or `full` or `half` | `half` |"),
+    ],
+)
+def test_a_planted_mistake_in_the_keyword_table_is_found(old, new):
+    assert old in PAGE
+    assert documented_keywords(PAGE.replace(old, new)) != expected_keywords()
+
+
+# ---- messages ----
+
+
+def python_messages(source: str) -> list[str]:
+    """Texts that a file raises or returns as messages; ``\\0`` stands for a filled-in value."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
+            found += [template(argument) for argument in node.exc.args[:1]]
+        elif isinstance(node, ast.FunctionDef) and node.name == "describe_error":
+            returns = [n for n in ast.walk(node) if isinstance(n, ast.Return)]
+            found += [template(statement.value) for statement in returns]
+    return [text for text in found if re.search("[a-z]", text) and text not in NO_MESSAGES]
+
+
+def template(node: ast.expr) -> str:
+    """The literal parts of a string expression."""
+    if isinstance(node, ast.Constant):
+        return str(node.value)
+    if isinstance(node, ast.JoinedStr):
+        return "".join(template(value) for value in node.values)
+    return "\0"
+
+
+def cpp_messages(source: str) -> list[str]:
+    """String literals of a C++ file that are sentences; neighbouring literals are joined."""
+    source = re.sub(r"//.*|/\*.*?\*/|^#.*$", "", source, flags=re.MULTILINE)
+    literal = r'"((?:[^"\\\n]|\\.)*)"'
+    joined = re.findall(rf"{literal}((?:\s*{literal})*)", source)
+    texts = [first + "".join(re.findall(literal, rest)) for first, rest, _ in joined]
+    texts = [re.sub(r"^Pair style mace/stream: ", "", text) for text in texts]
+    texts = [re.sub(r"\{[^}]*\}", "\0", text) for text in texts]
+    sentences = [t for t in texts if len(t.split()) > 2 and re.match(r"[a-z\0]", t)]
+    return [text for text in sentences if text not in NO_MESSAGES]
+
+
+def pattern(message: str) -> str:
+    """Pattern of the first words of a message; a filled-in value may be anything in its row."""
+    words = re.findall(r"\0|[^\s\0]+", message)
+    count = [word != "\0" for word in words]
+    kept = [word for k, word in enumerate(words) if sum(count[:k]) < WORDS]
+    return r"\s*".join(r"[^\n|]*?" if word == "\0" else re.escape(word) for word in kept)
+
+
+def missing(messages: list[str], page: str) -> list[str]:
+    """Messages whose first words are not in the page."""
+    return [text for text in messages if not re.search(pattern(text), page)]
+
+
+@pytest.mark.parametrize("path", PYTHON_FILES, ids=lambda path: path.name)
+def test_python_messages_are_documented(path):
+    assert not missing(python_messages(path.read_text(encoding="utf-8")), PAGE)
+
+
+@pytest.mark.parametrize("path", CPP_FILES, ids=lambda path: path.name)
+def test_cpp_messages_are_documented(path):
+    assert not missing(cpp_messages(path.read_text(encoding="utf-8")), PAGE)
+
+
+def test_messages_are_seen():
+    python = [m for p in PYTHON_FILES for m in python_messages(p.read_text(encoding="utf-8"))]
+    cpp = [m for p in CPP_FILES for m in cpp_messages(p.read_text(encoding="utf-8"))]
+    assert len(python) > 15
+    assert len(cpp) > 15
+    assert any(text.startswith("keyword \0 has no value") for text in python)
+    assert any(text.startswith("needs an atom map") for text in cpp)
+
+
+@pytest.mark.parametrize("source", ['raise ValueError(f"box {n} is too large for the model")'])
+def test_a_planted_python_message_is_missed(source):
+    assert missing(python_messages(source), PAGE)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        'error->all(FLERR, "Pair style mace/stream: the box is too {} "\n  "by far", size);',
+        'return "this LAMMPS is built without threads; use another";',
+    ],
+)
+def test_a_planted_cpp_message_is_missed(source):
+    assert missing(cpp_messages(source), PAGE)
