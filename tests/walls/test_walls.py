@@ -22,7 +22,8 @@ FORBIDDEN = {
     | ENGINES,
     "bridge": {"mace", "e3nn", "mace_stream.cli", "mace_stream.convert", "mace_stream.validation"}
     | ENGINES,
-    "convert": {"mace_stream.torch", "mace_stream.bridge", "mace_stream.cli"} | ENGINES,
+    "convert": {"mace_stream.bridge", "mace_stream.cli"} | ENGINES,
+    "kernels": {"mace", "e3nn", "mace_stream.bridge", "mace_stream.cli"} | ENGINES,
     "testing": {"mace_stream.cli", "mace_stream.bridge"} | ENGINES,
     "validation": {"mace_stream.cli", "mace_stream.bridge", "mace_stream.torch", "mpi4py"},
     "cli": set(),
@@ -37,6 +38,7 @@ LIGHT_ROOMS = {
     "tensors.py",
     "flavour.py",
     "evaluation.py",
+    "compiled.py",
     "lammps_plugin.py",
     "couplings",
     "reference",
@@ -47,12 +49,13 @@ LIGHT_FORBIDDEN = {
 
 # C++: headers that a file may not include, by folder; a file named here has its own row.
 PYTHON_HEADERS = r"pybind11/|Python\.h"
-FRAMEWORKS = r"torch/|ATen/|c10/|xla/|cuda|nvrtc"
+FRAMEWORKS = r"torch/|ATen/|c10/|xla/|cuda\.h|cuda_|nvrtc"
+TORCH_OR_XLA = r"torch/|ATen/|c10/|xla/"
 LAMMPS_HEADERS = (
     r"(atom|pair|force|comm|error|update|neighbor|neigh_list|memory|domain|lammps|lmptype|utils)\.h"
 )
 CPP_FORBIDDEN = {
-    "csrc": rf"{PYTHON_HEADERS}|{FRAMEWORKS}|{LAMMPS_HEADERS}|mpi\.h",
+    "csrc": rf"{PYTHON_HEADERS}|{TORCH_OR_XLA}|{LAMMPS_HEADERS}|mpi\.h",
     "pair_mace_stream": rf"{PYTHON_HEADERS}|{FRAMEWORKS}|mace_stream/",
 }
 CPP_OWN_ROW = {
@@ -147,6 +150,7 @@ def test_only_cli_files_import_the_cli():
         ("bridge", "from lammps import lammps"),
         ("validation", "from mace_stream.torch import MACE"),
         ("convert", "from mace_stream import cli"),
+        ("kernels", "import mace_stream.bridge.session"),
     ],
 )
 def test_a_planted_import_is_found(room, source):
