@@ -116,22 +116,25 @@ class _BlockedConv(torch.autograd.Function):
         matrices = _edge_matrices(edge_attrs, plan)
         block_bar = message_bar.index_select(0, edge_receiver(indptr // EDGE_BLOCK))
         feats_bar = {}
-        weights_bar, matrices_bar = [], []
+        weights_bar, matrices_bar = torch.empty_like(path_weights), []
         for index, path in enumerate(plan.paths):
             x, w = feats[:, path.rows_in], path_weights[:, index, None]
             path_bar = block_bar[:, path.rows_out]
             product_bar = (_blocks(matrices[index]) @ path_bar).view_as(x)
-            weights_bar.append((product_bar * x).sum(1))
-            matrices_bar.append((_blocks(x * w) @ path_bar.mT).flatten(0, 1))
+            weights_bar[:, index] = (product_bar * x).sum(1)
+            matrices_bar.append(_blocks(x * w) @ path_bar.mT)
             if ctx.needs_input_grad[0]:
                 key = (path.rows_in.start, path.rows_in.stop)
-                feats_bar[key] = feats_bar.get(key, 0) + product_bar * w
+                before = feats_bar.get(key)
+                feats_bar[key] = (
+                    product_bar * w if before is None else torch.addcmul(before, product_bar, w)
+                )
         attrs_bar = _edge_matrices_vjp(matrices_bar, edge_attrs, plan)
         node_bar = None
         if ctx.needs_input_grad[0]:
             node_bar = torch.zeros_like(node_feats)
             node_bar = node_bar.index_add(0, sender, _join_rows(feats_bar, feats))
-        return node_bar, attrs_bar, torch.stack(weights_bar, 1), None, None, None
+        return node_bar, attrs_bar, weights_bar, None, None, None
 
 
 def _blocks(per_edge: Tensor) -> Tensor:
@@ -159,7 +162,7 @@ def _edge_matrices(edge_attrs: Tensor, plan: ConvPlan) -> list[Tensor]:
 
 
 def _edge_matrices_vjp(matrices_bar: list[Tensor], edge_attrs: Tensor, plan: ConvPlan) -> Tensor:
-    """Cotangent of ``edge_attrs`` given those of M_p, each [n_edges * m_in, m_out]."""
+    """Cotangent of ``edge_attrs`` given those of M_p, in blocks."""
     couplings = _couplings(plan, edge_attrs.dtype, edge_attrs.device)
     by_rows: dict[tuple[int, int], Tensor] = {}
     for path, coupling, bar in zip(plan.paths, couplings, matrices_bar, strict=True):

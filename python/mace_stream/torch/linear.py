@@ -40,10 +40,11 @@ class SpeciesGroups:
         return x if self.order is None else x.index_select(dim, self.order)
 
     def scatter(self, parts: Sequence[Tensor], dim: int = 0) -> Tensor:
-        """Join one tensor per segment and undo :meth:`gather`."""
+        """Join consecutive parts of the grouped nodes and undo :meth:`gather`."""
+        joined = parts[0] if len(parts) == 1 else torch.cat(list(parts), dim)
         if self.order is None:
-            return parts[0]
-        return torch.cat(list(parts), dim).index_select(dim, torch.argsort(self.order))
+            return joined
+        return joined.index_select(dim, torch.argsort(self.order))
 
 
 class IrrepLinear(nn.Module):

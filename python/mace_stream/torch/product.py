@@ -22,6 +22,9 @@ from mace_stream.torch.linear import IrrepLinear, SpeciesGroups
 
 MAX_CORRELATION = 4
 
+NODES_PER_PIECE = 64
+"""On a CPU, monomials exist for this many nodes at a time."""
+
 
 class Product(nn.Module):
     """Symmetric contraction, linear layer, and the skip connection."""
@@ -63,17 +66,21 @@ class Contraction(nn.Module):
 
     def forward(self, message: Tensor, groups: SpeciesGroups) -> Tensor:
         """Map [n, dim_message, C] to [n, dim_out, C]."""
-        components = groups.gather(message).permute(1, 2, 0).contiguous()
-        left, right = self.split.monomials(components)
-        parts = []
-        for species, first, last in groups.segments:
-            weight = self.fold(species, message.device)
-            columns = weight @ right[..., first:last].transpose(0, 1)
-            columns = columns.unflatten(1, (self.dim_out, -1))
-            parts.append((columns * left[..., first:last].transpose(0, 1)[:, None]).sum(2))
+        pieces = _pieces(groups, message.device)
+        nodes = groups.gather(message).split([count for _, count in pieces])
+        parts = [
+            self._contract(part, self.fold(species, message.device))
+            for (species, _), part in zip(pieces, nodes, strict=True)
+        ]
         if not parts:
             return message.new_zeros(0, self.dim_out, self.channels) + 0 * message.sum()
-        return groups.scatter(parts, dim=2).permute(2, 1, 0)
+        return groups.scatter(parts)
+
+    def _contract(self, message: Tensor, weight: Tensor) -> Tensor:
+        """Evaluate the polynomials of one element, ``weight`` [C, dim_out * n_left, n_right]."""
+        left, right = self.split.monomials(message.permute(1, 2, 0))
+        columns = (weight @ right.transpose(0, 1)).unflatten(1, (self.dim_out, -1))
+        return (columns * left.transpose(0, 1)[:, None]).sum(2).permute(2, 1, 0)
 
     def fold(self, species: int, device: str | torch.device = "cpu") -> Tensor:
         """Coefficients of one element, [C, dim_out * n_left, n_right]; kept after the first use."""
@@ -85,48 +92,58 @@ class Contraction(nn.Module):
         return self._folded[species]
 
 
+def _pieces(groups: SpeciesGroups, device: torch.device) -> list[tuple[int, int]]:
+    """(species, number of nodes) of runs short enough for their monomials to stay in cache."""
+    longest = NODES_PER_PIECE if device.type == "cpu" else None
+    pieces = []
+    for species, first, last in groups.segments:
+        step = longest or last - first
+        pieces += [(species, min(step, last - start)) for start in range(first, last, step)]
+    return pieces
+
+
 class MonomialSplit:
-    """Monomials of ``dim`` variables, every one written as left times right."""
+    """Monomials of ``dim`` variables up to some degree, every one written as left times right.
+
+    With one as an additional variable, number 0, all monomials up to degree two are products of
+    two variables.
+    """
 
     def __init__(self, dim: int, correlation: int) -> None:
-        self.dim = dim
-        self.correlation = correlation
-        self.left_degree = 2 if correlation == 4 else 1
-        self.right_degree = min(2, correlation - 1)
-        pairs = list(combinations_with_replacement(range(dim), 2))
+        variables = range(dim + 1)
+        pairs = list(combinations_with_replacement(variables, 2))
         self._pair_index = torch.tensor(pairs).T
-        singles = [(mu,) for mu in range(dim)]
-        left = singles + (pairs if self.left_degree == 2 else [])
-        right = [()] + singles * (self.right_degree >= 1) + pairs * (self.right_degree == 2)
-        self.left_index = {monomial: k for k, monomial in enumerate(left)}
-        self.right_index = {monomial: k for k, monomial in enumerate(right)}
+        self.left_degree = 2 if correlation == MAX_CORRELATION else 1
+        self.right_degree = min(2, correlation - 1)
+        by_degree = [[()], [(v,) for v in variables], pairs]
+        self._left_index = {key: k for k, key in enumerate(by_degree[self.left_degree])}
+        self._right_index = {key: k for k, key in enumerate(by_degree[self.right_degree])}
 
     @property
     def n_left(self) -> int:
         """Number of left parts."""
-        return len(self.left_index)
+        return len(self._left_index)
 
     @property
     def n_right(self) -> int:
         """Number of right parts."""
-        return len(self.right_index)
+        return len(self._right_index)
 
     def place(self, monomial: tuple[int, ...]) -> int:
-        """Index of a sorted monomial in the flattened [n_left, n_right]."""
-        cut = 2 if len(monomial) == MAX_CORRELATION else 1
-        return self.left_index[monomial[:cut]] * self.n_right + self.right_index[monomial[cut:]]
+        """Index of a sorted monomial, of variables counted from 0, in [n_left, n_right]."""
+        factors = [0] * (self.left_degree + self.right_degree - len(monomial))
+        factors += [variable + 1 for variable in monomial]
+        left, right = factors[self.right_degree :], factors[: self.right_degree]
+        return self._left_index[tuple(left)] * self.n_right + self._right_index[tuple(right)]
 
     def monomials(self, components: Tensor) -> tuple[Tensor, Tensor]:
         """Split ``components`` [dim, C, n] into [n_left, C, n] and [n_right, C, n]."""
-        left, right = [components], [torch.ones_like(components[:1])]
-        if self.right_degree >= 1:
-            right.append(components)
-        if self.right_degree == 2:
+        variables = torch.cat([torch.ones_like(components[:1]), components])
+        powers = [variables[:1], variables, None]
+        if 2 in (self.left_degree, self.right_degree):
             first, second = self._pair_index.to(components.device)
-            pairs = components.index_select(0, first) * components.index_select(0, second)
-            right.append(pairs)
-            left += [pairs] if self.left_degree == 2 else []
-        return torch.cat(left), torch.cat(right)
+            powers[2] = variables.index_select(0, first) * variables.index_select(0, second)
+        return powers[self.left_degree], powers[self.right_degree]
 
 
 class _OutputTable:
