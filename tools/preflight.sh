@@ -4,15 +4,14 @@ NEEDED_DISK_GB=3
 
 ASKED_PYTHON=${PYTHON-}
 
-# Set PYTHON to the interpreter to use, or to nothing if there is none of at least 3.10. An active
-# virtual environment stands for the interpreter it was made with.
+# Set PYTHON to the interpreter to use, or to nothing if there is none of at least 3.10.
 find_python() {
   local name names=(python3 python3.13 python3.12 python3.11 python3.10)
   if [[ -n $ASKED_PYTHON ]]; then names=("$ASKED_PYTHON"); fi
   for name in "${names[@]}"; do
     PYTHON=
     new_enough "$name" || continue
-    PYTHON=$("$name" -c 'import sys; print(getattr(sys, "_base_executable", sys.executable))')
+    PYTHON=$("$name" -c 'import sys; print(sys.executable)')
     return
   done
 }

