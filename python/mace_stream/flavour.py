@@ -118,7 +118,8 @@ def _pickle_flavour(data: bytes) -> Flavour:
             f"a mace-torch model (pickle of {classes[0]})",
             "Convert it once: mace-stream convert FILE -o FILE.mace",
         )
-    if all(name.split(".")[0] in ("torch", "collections", "numpy", "mace") for name in classes):
+    plain = all(name.split(".")[0] in ("torch", "collections", "numpy") for name in classes)
+    if plain and not any(name.startswith("torch.nn.") for name in classes):
         return Flavour(
             "state_dict",
             "a checkpoint or state dictionary: numbers without the architecture they belong to",

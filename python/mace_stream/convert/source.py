@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import pickle
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -39,12 +40,27 @@ def load_source(path: Path) -> torch.nn.Module:
             f"{path}: expected a mace-torch model, found {flavour.description}. {flavour.remedy}"
         )
     import_mace()
-    with _full_pickles(), _scripts_to_cpu():
-        model = torch.load(
-            path, map_location="cpu", weights_only=False, pickle_module=pickle_module
+    model = _unpickle(path)
+    if not isinstance(model, torch.nn.Module):
+        raise ConversionError(
+            f"{path}: expected a mace-torch model, found a {type(model).__name__} that contains "
+            "one. Take the model out of it in Python, torch.save it alone and convert that file"
         )
     restore_plain(model)
     return model
+
+
+def _unpickle(path: Path) -> object:
+    try:
+        with _full_pickles(), _scripts_to_cpu():
+            return torch.load(
+                path, map_location="cpu", weights_only=False, pickle_module=pickle_module
+            )
+    except (RuntimeError, pickle.UnpicklingError, EOFError, AttributeError, ImportError) as error:
+        raise ConversionError(
+            f"{path}: mace-torch cannot open this model ({error}). The file may be damaged, or "
+            "made by another version of mace-torch: copy it again, or convert it where it was made"
+        ) from error
 
 
 def import_mace() -> None:

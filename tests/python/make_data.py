@@ -1,0 +1,31 @@
+"""Write the small model files of tests/python/data. Run by hand when a format changes.
+
+Needs: pip install 'mace-stream[convert]' cuequivariance cuequivariance-torch
+
+``cueq.model`` is a random model in cuEquivariance's layout, ``cueq.mace`` the conversion of the
+same model before mace-torch changed its layout.
+"""
+
+from pathlib import Path
+
+import torch
+
+from mace_stream.convert import convert
+from mace_stream.testing.twins import tiny
+
+DATA = Path(__file__).parent / "data"
+SMALL = {"hidden": "2x0e+2x1o", "radial_mlp": (4,), "mlp_irreps": "2x0e", "num_bessel": 4}
+
+
+def main() -> None:
+    """Write both files."""
+    from mace.cli.convert_e3nn_cueq import run
+
+    plain = DATA / "cueq.model"
+    torch.save(tiny("OMAT-0 medium", heads=("a", "b"), **SMALL), plain)
+    convert(plain, DATA / "cueq.mace", say=print)
+    torch.save(run(str(plain), device="cpu", return_model=True), plain)
+
+
+if __name__ == "__main__":
+    main()
