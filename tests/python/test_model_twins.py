@@ -21,6 +21,7 @@ from model_support import (
 )
 
 from mace_stream.convert.source import load_source
+from mace_stream.testing import structure
 
 CELLS = ("triclinic", "one_atom_cell", "cluster")
 """A small triclinic cell, one atom among its own images, a free molecule."""
@@ -47,7 +48,12 @@ OPTIONS = {
     "no_scale_shift": {"scale_shift": False},
     "tanh_readout": {"gate": "tanh"},
     "l_max_1": {"max_ell": 1},
+    "l_max_4": {"max_ell": 4, "correlation": 2, "channels": 4},
+    "hidden_l_3": {"hidden": "4x0e+4x1o+4x2e+4x3o", "correlation": 2},
     "cutoff_p_6": {"p": 6},
+    "fewer_edge_channels": {"edge": "2x0e+2x1o"},
+    "last_readout_only": {"last_readout_only": True, "channels": 4},
+    "last_layer_keeps_its_irreps": {"keep_last_layer_irreps": True, "channels": 4},
 }
 FULL_SIZE = [name for name in ARCHS if name not in ("MH-1", "OMOL-0")]
 
@@ -81,14 +87,17 @@ SHARED = Path(__file__).parents[2].parent / "shared" / "models"
 TRAINED = ("ti_hcp_meam", "imagdau-Tutorials", "mace-pr325", "mace-tutorials")
 
 
-@pytest.mark.parametrize("folder", TRAINED)
-def test_trained_model_equals_mace_torch(folder):
+def trained(folder):
     files = sorted((SHARED / folder).glob("*.model"))
     if not files:
         pytest.skip(f"no trained model: {SHARED.name}/{folder} is not beside the repository")
-    source = load_source(files[0]).double()
-    elements = source.atomic_numbers.tolist()
-    compare(source, cells=("triclinic", "cluster"), elements=elements)
+    return load_source(files[0]).double()
+
+
+@pytest.mark.parametrize("folder", TRAINED)
+def test_trained_model_equals_mace_torch(folder):
+    source = trained(folder)
+    compare(source, cells=("triclinic", "cluster"), elements=source.atomic_numbers.tolist())
 
 
 def planted(tensors, name):
@@ -153,4 +162,10 @@ def force_errors(source, atoms):
 def test_float32_errs_at_most_twice_as_much_as_mace_torch(name):
     source = small_twin(name, hidden="32x0e+32x1o", r_max=4.5)
     single, yardstick = force_errors(source, structures("sic_rattled")[0])
+    assert 0 < single <= 2 * yardstick
+
+
+def test_float32_of_a_trained_model():
+    source = trained("ti_hcp_meam")
+    single, yardstick = force_errors(source, structure("hcp_ti_rattled"))
     assert 0 < single <= 2 * yardstick
