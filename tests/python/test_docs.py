@@ -71,6 +71,46 @@ def test_a_planted_mistake_in_the_keyword_table_is_found(old, new):
     assert documented_keywords(PAGE.replace(old, new)) != expected_keywords()
 
 
+# ---- environment variables and links ----
+
+
+def environment_variables(source: str) -> set[str]:
+    """Names that a file of C++ or Python reads from the environment."""
+    return set(re.findall(r'(?:getenv\(|environ\.get\(|environ\[)"(\w+)"', source))
+
+
+def test_environment_variables_are_documented():
+    files = [*CPP_FILES, *sorted((PACKAGE / "bridge").glob("*.py"))]
+    used = set().union(*(environment_variables(p.read_text(encoding="utf-8")) for p in files))
+    assert {"MACE_STREAM_PYTHON", "OMP_NUM_THREADS"} <= used
+    table = PAGE.split("## Environment variables")[1].split("\n## ")[0]
+    assert not {name for name in used if f"`{name}`" not in table}
+
+
+def broken_links(folder: Path, text: str) -> list[str]:
+    """Relative links of a page that lead nowhere."""
+    links = re.findall(r"\]\(([^)#\s]+)[^)]*\)", text)
+    return [k for k in links if "://" not in k and not (folder / k).exists()]
+
+
+PAGES = [
+    ROOT / "README.md",
+    *sorted(ROOT.glob("docs/**/*.md")),
+    *sorted(ROOT.glob("examples/**/*.md")),
+]
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_links_lead_somewhere(path):
+    assert not broken_links(path.parent, path.read_text(encoding="utf-8"))
+
+
+def test_a_broken_link_is_found():
+    assert broken_links(ROOT, "[a](README.md) [b](https://x.org/y) [c](docs/none.md#top)") == [
+        "docs/none.md"
+    ]
+
+
 # ---- messages ----
 
 
