@@ -15,6 +15,7 @@ from lammps_support import (
     by_id,
     define,
     evaluate,
+    lone_atom,
     mace_torch,
     measure,
     mixed_cell,
@@ -188,6 +189,88 @@ def test_an_exclusion_that_is_lifted(model, lmp):
     assert measure(lmp).gap(usual) > 1e-3
     lmp.command("neigh_modify exclude none")
     assert measure(lmp).gap(usual) < 1e-10
+
+
+MARKS = {
+    "group all": ("neigh_modify exclude group gone all",),
+    "all group": ("neigh_modify exclude group all gone",),
+    "two groups": (
+        "group rest subtract all gone",
+        "neigh_modify exclude group gone all",
+        "neigh_modify exclude group rest gone",
+    ),
+}
+
+
+@pytest.mark.parametrize("mark", MARKS)
+@pytest.mark.parametrize(("kind", "newton"), LISTS)
+def test_atoms_excluded_from_all_others_are_deleted_ones(model, lmp, kind, newton, mark):
+    """R77, R78: fix gcmc marks deleted atoms so; neither edges nor E0 may be left of them."""
+    setup = Setup(mixed_cell(), model("plain"), f"neighbors {kind}", newton)
+    prepare(lmp, setup)
+    both = measure(lmp)
+    lmp.commands_list(["group gone id 2 7 12", *MARKS[mark]])
+    marked = measure(lmp)
+    gone = np.isin(np.arange(12), [1, 6, 11])
+    assert np.abs(marked.forces[gone]).max() == 0
+    assert np.abs(marked.node_energy[gone]).max() == 0
+    lmp.commands_list(["neigh_modify exclude none", "delete_atoms group gone compress no"])
+    deleted = measure(lmp)
+    assert abs(marked.energy - deleted.energy) < 1e-9
+    assert np.abs(marked.forces[~gone] - deleted.forces).max() < 1e-9
+    assert np.abs(marked.virial - deleted.virial).max() < 1e-9
+    assert abs(both.energy - deleted.energy) > 1.0
+
+
+def test_a_far_molecule_excluded_leaves_the_other_as_it_is(model, lmp):
+    """R77: both = 2 x one; one excluded = one."""
+    water = Atoms("OHH", [[2, 2, 2], [2.96, 2, 2], [1.76, 2.93, 2]])
+    far = water.copy()
+    far.positions += [0, 0, 20]
+    both = water + far
+    both.set_cell([12, 12, 40])
+    both.pbc = True
+    setup = Setup(both, model("plain"))
+    prepare(lmp, setup)
+    total = measure(lmp).energy
+    lmp.commands_list(["group second id 4:6", "neigh_modify exclude group second all"])
+    one = measure(lmp).energy
+    assert abs(total - 2 * one) < 1e-9
+    water.set_cell([12, 12, 40])
+    assert abs(one - mace_torch(setup.model, water).energy) < 1e-9
+
+
+@pytest.mark.parametrize("excess", [-4.0, 4.0])
+def test_grand_canonical_moves(model, lmp, excess):
+    """R77: far below an atom's own energy the gas is deleted, far above it none ever is.
+
+    A trial deletion that left the energy as it is would be accepted for either chemical potential.
+    """
+    potential = model("plain")
+    mu = mace_torch(potential, lone_atom("C")).energy + excess
+    gas = [f"create_atoms 1 single 2.5 2.7 {z}" for z in (12.5, 17.5)]
+    lines = (
+        "region gas block 0 5 0 5.4 11 20",
+        *gas,
+        "group mobile type 1",
+        *MOVE,
+        f"fix g mobile gcmc 1 6 0 1 777 3000 {mu} 0.2 full_energy region gas overlap_cutoff 0.8",
+    )
+    setup = Setup(tall_cell(), potential, extra=lines)
+    prepare(lmp, setup)
+    numbers = [14]
+    for _ in range(5):
+        lmp.command("run 1 post no")
+        numbers.append(len(assert_reference(lmp, setup)))
+    inserted, tried, deleted = (lmp.extract_fix("g", 0, 1, k) for k in (3, 4, 5))
+    assert tried > 0
+    if excess < 0:
+        assert deleted >= 2
+        assert numbers[-1] == 12
+    else:
+        assert inserted > 0
+        assert deleted == 0
+    assert numbers[-1] == 14 + inserted - deleted
 
 
 # ---- planted mistake ----
