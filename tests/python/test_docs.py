@@ -111,6 +111,27 @@ def test_a_broken_link_is_found():
     ]
 
 
+# ---- the map of the code ----
+
+MAP = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+
+
+def unmapped(page: str) -> list[str]:
+    """C++ files and Python rooms that docs/architecture.md does not name."""
+    files = {path.stem for path in PLUGIN.glob("*.*") if path.suffix in (".h", ".cpp")}
+    rooms = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    return sorted(name for name in files | rooms if not re.search(rf"\b{name}\b", page))
+
+
+def test_every_file_and_room_is_on_the_map():
+    assert not unmapped(MAP)
+
+
+@pytest.mark.parametrize("name", ["edge_graph", "openmp_guard", "couplings"])
+def test_a_planted_gap_in_the_map_is_found(name):
+    assert unmapped(MAP.replace(name, "")) == [name]
+
+
 # ---- messages ----
 
 
