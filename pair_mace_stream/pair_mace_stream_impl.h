@@ -1,0 +1,44 @@
+/* -*- c++ -*- ----------------------------------------------------------
+   What a pair style mace/stream keeps between calls.
+   Part of mace-stream. This file derives from LAMMPS headers and is
+   distributed under the GNU General Public License, version 2 or later.
+------------------------------------------------------------------------- */
+
+#ifndef LMP_PAIR_MACE_STREAM_IMPL_H
+#define LMP_PAIR_MACE_STREAM_IMPL_H
+
+#include "pair_mace_stream.h"
+
+#include "python_session.h"
+#include "stopwatch.h"
+
+namespace LAMMPS_NS {
+
+struct PairMACEStream::Impl {
+  mace_stream::Options options;
+  std::string model_path;
+  std::unique_ptr<mace_stream::ModelSession> session;
+  double r_max = 0.0;
+  double energy_scale = 1.0;    // eV -> energy unit of this run
+  mace_stream::ListKind list_kind = mace_stream::ListKind::FULL;
+
+  mace_stream::EdgeGraph graph;
+  const mace_stream::Evaluation *result = nullptr;
+
+  // what the graph was built from, to notice when it no longer holds
+
+  std::vector<int> types;      // [nlocal + nghost]
+  std::vector<int> owner;      // [nlocal + nghost]
+  std::vector<int> species;    // [nlocal + nghost]
+  bigint list_builds = -1;     // neighbor->ncalls at that time
+  bool reported = false;
+
+  // seconds since the start of the run
+
+  mace_stream::Stopwatch flatten, model, scatter;
+  bigint evaluations = 0, rebuilds = 0;
+};
+
+}    // namespace LAMMPS_NS
+
+#endif
