@@ -21,10 +21,10 @@ def main() -> None:
     """Write both files."""
     from mace.cli.convert_e3nn_cueq import run
 
-    plain = DATA / "cueq.model"
-    torch.save(tiny("OMAT-0 medium", heads=("a", "b"), **SMALL), plain)
-    convert(plain, DATA / "cueq.mace", say=print)
-    torch.save(run(str(plain), device="cpu", return_model=True), plain)
+    model = tiny("OMAT-0 medium", heads=("a", "b"), **SMALL)
+    torch.save(model, DATA / "cueq.model")
+    convert(DATA / "cueq.model", DATA / "cueq.mace", say=print)
+    torch.save(run(model, device="cpu", return_model=True), DATA / "cueq.model")
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from convert_support import DATA, TRAINED, assert_same_tensors, twin, write
 
 from mace_stream import io
 from mace_stream.convert import ConversionError, convert
+from mace_stream.convert.model import read_model
 from mace_stream.convert.source import load_source
 
 pytest.importorskip("mace", reason="needs mace-torch: pip install 'mace-stream[test]'")
@@ -253,23 +254,57 @@ class TensorProductConv(torch.nn.Module):
         raise ImportError("needs a GPU")
 
 
-def test_a_model_with_openequivariance_converts_without_it(tmp_path, monkeypatch):
+class SegmentedPolynomial(torch.nn.Module):
+    """Has its forward replaced, as mace-torch does to fuse the sum over edges on a GPU."""
+
+    def __init__(self):
+        super().__init__()
+        self.original_forward = self.forward
+        self.weight_numel = 7
+
+        def forward(self, *args):
+            return self.original_forward(*args)
+
+        self.forward = types.MethodType(forward, self)
+
+    def forward(self, *args):
+        raise RuntimeError("needs a GPU")
+
+
+@pytest.fixture
+def package(monkeypatch):
+    """Pretend that the class belongs to a package; ``leave()`` uninstalls it."""
+
+    def enter(cls, name):
+        module = types.ModuleType(name)
+        setattr(module, cls.__name__, cls)
+        monkeypatch.setitem(sys.modules, name, module)
+        monkeypatch.setattr(cls, "__module__", name)
+        return lambda: monkeypatch.delitem(sys.modules, name)
+
+    return enter
+
+
+@pytest.mark.parametrize(
+    ("cls", "name"),
+    [
+        (TensorProductConv, "openequivariance"),
+        (SegmentedPolynomial, "cuequivariance_torch"),
+    ],
+)
+def test_a_model_with_an_accelerated_convolution_converts_without_it(cls, name, tmp_path, package):
     from mace.modules.wrapper_ops import OEQConfig
 
-    name = "openequivariance"
-    module = types.ModuleType(name)
-    module.TensorProductConv = TensorProductConv
-    monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setattr(TensorProductConv, "__module__", name)
+    leave = package(cls, name)
     model = twin("MP-0b2 medium")
     expected = expected_of(model, tmp_path)
     for block in model.interactions:
-        block.conv_tp = TensorProductConv()
+        block.conv_tp = cls()
         block.oeq_config = OEQConfig(optimize_channelwise=True)
         block.oeq_config.enabled = True
         block.conv_fusion = "atomic"
-    source = write(model, tmp_path / "oeq.model")
-    monkeypatch.delitem(sys.modules, name)
+    source = write(model, tmp_path / "accelerated.model")
+    leave()
     assert_same_tensors(tensors_of(source, tmp_path), expected)
 
 
@@ -297,17 +332,23 @@ def reduced(self, state):
     self.__dict__.update(state, use_reduced_cg=True)
 
 
-def test_an_accelerated_module_in_an_odd_place_is_refused(tmp_path, monkeypatch):
-    name = "openequivariance"
-    module = types.ModuleType(name)
-    module.TensorProductConv = TensorProductConv
-    monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setattr(TensorProductConv, "__module__", name)
+def test_an_accelerated_module_in_an_odd_place_is_refused(tmp_path, package):
+    package(TensorProductConv, "openequivariance")
     model = twin("MP-0a small")
     model.extra = TensorProductConv()
     source = write(model, tmp_path / "odd.model")
     with pytest.raises(ConversionError, match=r"accelerated modules .*\['extra'\]"):
         convert(source, tmp_path / "out.mace")
+
+
+def test_an_accelerated_block_that_was_not_replaced_is_refused():
+    from mace.modules.wrapper_ops import CuEquivarianceConfig
+
+    model = twin("MP-0a small")
+    model.products[0].cueq_config = CuEquivarianceConfig(enabled=True)
+    model.products[0].cueq_config.enabled = True
+    with pytest.raises(ConversionError, match=r"products.0.cueq_config is enabled"):
+        read_model(model)
 
 
 def test_pickled_classes_are_read_without_import():
