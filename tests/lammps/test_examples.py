@@ -18,6 +18,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 INPUTS = ROOT / "examples" / "lammps_inputs"
+PAGE = ROOT / "docs" / "pair_mace_stream.md"
 MODEL = ROOT / "examples" / "models" / "ti_hcp_meam.mace"
 
 KCAL = 23.060549
@@ -182,6 +183,33 @@ def test_input_runs(name, tmp_path):
     if name != "in.zbl":  # it drives atoms into each other
         check_energies(text, unit=KCAL if name == "in.real" else 1.0)
     CHECKS.get(name, str)(text)
+
+
+# ---- recipes of the doc page ----
+
+RECIPES = re.findall(r"^```lammps run\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.M | re.S)
+
+
+@pytest.mark.parametrize("number", range(len(RECIPES)))
+def test_recipe_of_the_doc_page_runs(number, tmp_path):
+    folder = copy_inputs(tmp_path)
+    (folder / "in.recipe").write_text(RECIPES[number], encoding="utf-8")
+    tables = thermo_tables(run_lmp(folder, "in.recipe"))
+    assert tables
+    assert all(np.isfinite(table.rows).all() for table in tables)
+    if "read_restart" in RECIPES[number]:
+        check_continuation(*tables)
+
+
+def check_continuation(before: Table, after: Table) -> None:
+    """A continued run starts where the other ended (printed with 8 digits)."""
+    assert after.rows[0, 0] == before.rows[-1, 0]
+    assert after.column("TotEng")[0] == pytest.approx(before.column("TotEng")[-1], rel=1e-7)
+    assert after.column("Temp")[0] == pytest.approx(before.column("Temp")[-1], rel=1e-7)
+
+
+def test_the_recipes_are_seen():
+    assert len(RECIPES) == 3
 
 
 # ---- the table ----
