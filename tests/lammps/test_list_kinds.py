@@ -7,22 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from ase import Atoms
-from lammps_support import (
-    LISTS,
-    SAME,
-    Result,
-    Setup,
-    cluster,
-    evaluate,
-    hcp,
-    lone_atom,
-    mace_torch,
-    measure,
-    mixed_cell,
-    one_atom_cell,
-    prepare,
-    triclinic_cell,
-)
+from lammps_cells import cluster, hcp, lone_atom, mixed_cell, one_atom_cell, triclinic_cell
+from lammps_models import Result, mace_torch
+from lammps_support import LISTS, SAME, Setup, evaluate, measure, prepare
 
 from mace_stream.testing import EXACT
 

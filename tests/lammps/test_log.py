@@ -9,7 +9,8 @@ from collections.abc import Sequence
 import pytest
 from ase import Atoms
 from ase.neighborlist import neighbor_list
-from lammps_support import LISTS, Setup, define, hcp, mixed_cell, opened, prepare, run_program
+from lammps_cells import hcp, mixed_cell
+from lammps_support import LISTS, Setup, define, opened, prepare, run_program
 
 from mace_stream import __version__
 

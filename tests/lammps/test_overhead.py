@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 import pytest
-from lammps_support import Setup, hcp, opened, prepare
+from lammps_cells import hcp
+from lammps_support import Setup, opened, prepare
 
 LOOSE = 10.0
 """ms; the goal is 1 ms on an idle machine, the test only notices a change of order."""

@@ -10,16 +10,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from lammps_cells import cluster, mixed_cell
 from lammps_support import (
     SAME,
     Setup,
     add_style,
     binary,
-    cluster,
     define,
     evaluate,
     measure,
-    mixed_cell,
     opened,
     run_lmp,
     run_program,

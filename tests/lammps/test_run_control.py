@@ -7,6 +7,8 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from lammps_cells import cluster, hcp, mixed_cell, triclinic_cell
+from lammps_models import mace_torch
 from lammps_support import (
     BAR,
     KCAL,
@@ -15,17 +17,12 @@ from lammps_support import (
     add_style,
     assert_reference,
     by_id,
-    cluster,
     current_atoms,
     energies,
     evaluate,
-    hcp,
-    mace_torch,
     measure,
-    mixed_cell,
     opened,
     prepare,
-    triclinic_cell,
 )
 
 from mace_stream.bridge.session import Session

@@ -1,0 +1,128 @@
+"""Tiny random-weight models, and their evaluation by mace-torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from ase import Atoms
+
+from mace_stream.convert import convert
+from mace_stream.testing.twins import build_twin
+
+TWINS = {
+    "plain": {},
+    "zbl": {"pair_repulsion": True, "distance_transform": "Agnesi"},
+    "heads": {"heads": ("a_pbe", "b_scan")},
+    "one_layer": {"num_interactions": 1},
+    "three_layers": {"num_interactions": 3},
+    "ti": {"elements": (22,), "r_max": 6.0},
+}
+_TINY = {
+    "elements": (1, 6, 8, 14),
+    "hidden": "8x0e+8x1o",
+    "correlation": 2,
+    "r_max": 4.5,
+    "max_ell": 2,
+    "num_bessel": 6,
+    "radial_mlp": (12, 12),
+    "mlp_irreps": "8x0e",
+}
+
+
+@dataclass(frozen=True)
+class Model:
+    """A random-weight model as a ``.mace`` file and as mace-torch's own object."""
+
+    path: Path
+    torch: object
+
+    @property
+    def pickle(self) -> Path:
+        """The file that mace-torch wrote."""
+        return self.path.with_suffix(".model")
+
+
+def make_model(name: str, folder: Path) -> Model:
+    """Build, save and convert the twin of this name."""
+    import torch
+
+    twin = build_twin("MP-0a medium", seed=7, **{**_TINY, **TWINS[name]})
+    with torch.no_grad():
+        for interaction in twin.interactions:  # random weights give forces of some 1e-3 eV/Å
+            interaction.linear.weight.mul_(20.0)
+    model = Model(folder / f"{name}.mace", twin)
+    torch.save(twin, model.pickle)
+    convert(model.pickle, model.path)
+    return model
+
+
+@dataclass
+class Result:
+    """Numbers in eV and Å, atoms in the order of their ids."""
+
+    energy: float
+    forces: np.ndarray
+    virial: np.ndarray  # [3, 3]
+    node_energy: np.ndarray
+    node_virial: np.ndarray = field(default=None)  # [n, 6]: xx yy zz xy xz yz
+    centroid_virial: np.ndarray = field(default=None)  # [n, 9]: ... yx zx zy
+
+    def gap(self, other: Result) -> float:
+        """Largest absolute difference of anything that both have."""
+        names = ("energy", "forces", "virial", "node_energy", "node_virial", "centroid_virial")
+        pairs = [(getattr(self, name), getattr(other, name)) for name in names]
+        return max(
+            float(np.abs(np.subtract(a, b)).max(initial=0.0))
+            for a, b in pairs
+            if a is not None and b is not None
+        )
+
+
+def mace_torch(
+    model: Model,
+    atoms: Atoms,
+    head: int = 0,
+    keep: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None,
+) -> Result:
+    """Evaluate with mace-torch in float64; ASE finds the neighbors.
+
+    Args:
+        model: As from :func:`make_model`.
+        atoms: Positions in Å.
+        head: Index of the head.
+        keep: Tells from senders and receivers [n_edges] which edges the graph keeps.
+    """
+    import torch
+    from ase.neighborlist import neighbor_list
+
+    twin = model.torch
+    sender, receiver, shifts = neighbor_list("ijS", atoms, float(twin.r_max))
+    chosen = slice(None) if keep is None else keep(sender, receiver)
+    sender, receiver, shifts = sender[chosen], receiver[chosen], shifts[chosen]
+    species = [twin.atomic_numbers.tolist().index(z) for z in atoms.numbers]
+    cell = torch.tensor(atoms.cell.array)
+    unit_shifts = torch.tensor(shifts, dtype=torch.float64).reshape(-1, 3)
+    graph = {
+        "positions": torch.tensor(atoms.positions),
+        "node_attrs": torch.eye(len(twin.atomic_numbers), dtype=torch.float64)[species],
+        "edge_index": torch.tensor(np.array([sender, receiver])),
+        "unit_shifts": unit_shifts,
+        "shifts": unit_shifts @ cell,
+        "cell": cell,
+        "batch": torch.zeros(len(atoms), dtype=torch.int64),
+        "ptr": torch.tensor([0, len(atoms)]),
+        "head": torch.tensor([head]),
+    }
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        out = twin(graph, compute_force=True, compute_virials=True)
+    finally:
+        torch.set_default_dtype(before)
+    arrays = {k: v.detach().numpy() for k, v in out.items() if isinstance(v, torch.Tensor)}
+    return Result(
+        arrays["energy"].item(), arrays["forces"], arrays["virials"][0], arrays["node_energy"]
+    )
