@@ -43,6 +43,8 @@ def main() -> int:
             file=sys.stderr,
         )
         return 1
+    if int(loop[2]) < steps:
+        print(f"Stopped after {loop[2]} of {steps} steps: the time limit in {INPUT} was reached.")
     report(thermo, seconds=float(loop[1]), steps=int(loop[2]), n_atoms=int(loop[3]))
     return 0
 
