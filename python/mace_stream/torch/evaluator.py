@@ -9,10 +9,10 @@ from time import perf_counter
 
 import numpy as np
 import torch
-from mace_stream.torch.model import MACE
 
 from mace_stream.evaluation import Evaluation
 from mace_stream.spec import ModelSpec
+from mace_stream.torch.model import MACE
 
 DTYPES = {"double": torch.float64, "single": torch.float32}
 
