@@ -81,25 +81,20 @@ def ours(model: MACE, atoms: Atoms) -> Result:
 
 def truth(source: torch.nn.Module, atoms: Atoms, head: int = 0) -> Result:
     """mace-torch itself, in the precision of its parameters."""
-    out = _call_mace(source, atoms, head, compute_stress=True)
+    out = _call_mace(source, atoms, head)
     arrays = (out[key].detach().double().numpy() for key in ("node_energy", "forces", "virials"))
     node_energy, forces, virial = arrays
     return Result(node_energy, forces, virial[0])
 
 
-def mace_torch_energy(source: torch.nn.Module, atoms: Atoms) -> np.ndarray:
-    """Node energies of mace-torch, for models whose forces it cannot give."""
-    return _call_mace(source, atoms, 0, compute_force=False)["node_energy"].detach().numpy()
-
-
-def _call_mace(source, atoms, head, **wanted):
+def _call_mace(source, atoms, head):
     elements = source.atomic_numbers.tolist()
     graph = graph_of(atoms, elements, float(source.r_max))
     dtype = source.r_max.dtype
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)  # its ZBL takes the power of an integer in the default dtype
     try:
-        return source(_mace_batch(atoms, graph, len(elements), dtype, head), **wanted)
+        return source(_mace_batch(atoms, graph, len(elements), dtype, head), compute_stress=True)
     finally:
         torch.set_default_dtype(before)
 

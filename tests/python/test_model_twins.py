@@ -37,6 +37,8 @@ FAMILIES = [
     ("OFF23 medium", {}),
     ("MH-0", {"heads": ("pbe", "scan"), "channels": 4}),
 ]
+# Not here but in test_reference.py: the Chebyshev basis. The forces of mace-torch are not the
+# gradient of its energy there, because torch does not differentiate chebyshev_polynomial_t.
 OPTIONS = {
     "gaussian_basis": {"radial_type": "gaussian"},
     "soft_transform": {"distance_transform": "Soft", "pair_repulsion": True},
@@ -163,6 +165,18 @@ def test_float32_errs_at_most_twice_as_much_as_mace_torch(name):
     source = small_twin(name, hidden="32x0e+32x1o", r_max=4.5)
     single, yardstick = force_errors(source, structures("sic_rattled")[0])
     assert 0 < single <= 2 * yardstick
+
+
+def test_the_float32_yardstick_sees_weights_of_half_precision():
+    source = small_twin("MP-0a medium", r_max=4.5)
+    spec, tensors = spec_and_tensors(source)
+    atoms = structures("sic_rattled")[0]
+    networks = [name for name in tensors if ".radial." in name and name.startswith("layers.")]
+    coarse = tensors | {name: tensors[name].astype(np.float16) for name in networks}
+    exact = truth(source, atoms).forces
+    wrong = ours(MACE.from_spec(spec, coarse, dtype=torch.float32), atoms).forces
+    _, yardstick = force_errors(source, atoms)
+    assert np.sqrt(((wrong - exact) ** 2).mean()) > 2 * yardstick
 
 
 def test_float32_of_a_trained_model():

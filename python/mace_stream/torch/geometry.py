@@ -128,8 +128,10 @@ class _GatherNodes(torch.autograd.Function):
         return node_bar, *(None for _ in ctx.saved_tensors)
 
 
-def lengths_and_harmonics(edge_vec: Tensor, l_max: int) -> tuple[Tensor, Tensor]:
-    """Return lengths [n_edges, 1] in Å and harmonics [n_edges, (l_max + 1)**2]."""
+def lengths_and_harmonics(
+    edge_vec: Tensor, l_max: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Return float64 lengths [n_edges, 1] in Å and harmonics [n_edges, (l_max + 1)**2]."""
     length = torch.linalg.vector_norm(edge_vec, dim=1)
-    x, y, z = (edge_vec / length[:, None]).unbind(1)
+    x, y, z = (edge_vec / length[:, None]).to(dtype).unbind(1)
     return length[:, None], torch.stack(spherical_harmonics(x, y, z, l_max), dim=1)

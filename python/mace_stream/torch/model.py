@@ -65,8 +65,9 @@ class MACE(nn.Module):
 
     def _build_layers(self, params: Parameters) -> None:
         spec = self.spec
-        self.radial = RadialEmbedding(spec, params)
-        self.pair_repulsion = ZBLRepulsion(spec, params) if spec.pair_repulsion == "zbl" else None
+        exact = Parameters(params.tensors, torch.float64)
+        self.radial = RadialEmbedding(spec, exact)
+        self.pair_repulsion = ZBLRepulsion(spec, exact) if spec.pair_repulsion == "zbl" else None
         embedding = params.tensor("node_embedding.weight") / sqrt(len(spec.elements))
         self.interactions, self.products = nn.ModuleList(), nn.ModuleList()
         for t, layer in enumerate(spec.layers):
@@ -166,7 +167,7 @@ class MACE(nn.Module):
         edges, pair_energy = self._edges(graph)
         energy = edge_vec.new_full((graph.n_receivers,), self.shift) + 0 * edge_vec.sum()
         if pair_energy is not None:
-            energy = energy.index_add(0, graph.receiver, self.scale * pair_energy.double())
+            energy = energy.index_add(0, graph.receiver, self.scale * pair_energy)
         feats, per_layer = None, []
         for interaction, product in zip(self.interactions, self.products, strict=True):
             message, skip = interaction(feats, edges, groups, halo)
@@ -177,10 +178,13 @@ class MACE(nn.Module):
         return energy.sum(), energy + self.atomic_energies[local_species]
 
     def _edges(self, graph: Graph) -> tuple[Edges, Tensor | None]:
-        """Angles and radial features in the model's precision, and the pair repulsion."""
-        length, attrs = lengths_and_harmonics(graph.edge_vec.to(self.dtype), self.spec.l_max)
+        """Angles and radial features in the model's precision, and the pair repulsion.
+
+        Functions of the distance are evaluated in float64: they are steep, and few.
+        """
+        length, attrs = lengths_and_harmonics(graph.edge_vec, self.spec.l_max, self.dtype)
         ends = graph.species[graph.sender], graph.species[graph.receiver]
-        feats = self.radial(length, *ends)
+        feats = self.radial(length, *ends).to(self.dtype)
         pair = None if self.pair_repulsion is None else self.pair_repulsion(length, *ends)
         return Edges(graph, attrs, feats), pair
 
