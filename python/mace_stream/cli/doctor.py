@@ -297,7 +297,7 @@ def check_mace_torch() -> Check:
     """The optional package that reads mace-torch's own files."""
     installed = version("mace-torch")
     if installed is None:
-        remedy = "only for `convert` and `validate --reference`: pip install 'mace-stream[convert]'"
+        remedy = "only for `convert` and `validate --reference`: pip install 'mace-torch<0.4'"
         return Check("mace-torch", "ok", "not installed", remedy)
     return Check("mace-torch", "ok", installed)
 

@@ -71,11 +71,11 @@ def validate(
                     task, description=stage, total=total, advance=1
                 ),
             )
-    except (ValueError, RuntimeError) as error:
+        text, plot = report.write(output)
+    except (ValueError, RuntimeError, OSError) as error:
         typer.echo(f"mace-stream validate: {error}", err=True)
         raise typer.Exit(2) from None
     console.print(report.table())
-    text, plot = report.write(output)
     console.print(f"{text}\n{plot}", highlight=False, soft_wrap=True)
     console.print("PASS" if report.passed else "FAIL: a difference exceeds its bound")
     raise typer.Exit(0 if report.passed else 1)

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import pickle
+import importlib.metadata
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 
 from mace_stream import io
 from mace_stream.reference import directional_derivative, node_energy
 from mace_stream.validation.frames import Frame, Result
-
-THE_FILE = "name the file that `mace-stream convert` was given"
 
 
 class MaceTorchReference:
@@ -25,17 +22,15 @@ class MaceTorchReference:
     """
 
     def __init__(self, path: Path, head: str | None) -> None:
-        if not path.is_file():
-            raise ValueError(f"{path}: no such file; --reference names the mace-torch model")
-        mace = _import_mace_torch()
-        model = _unpickle(path)
-        if not hasattr(model, "atomic_numbers") or not hasattr(model, "double"):
-            raise ValueError(
-                f"{path}: holds a {type(model).__name__}, expected a mace-torch model; {THE_FILE}"
-            )
+        from mace_stream.convert.source import load_source
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of mace-torch, about TorchScript and old sources
+            model = load_source(path)
+        version = importlib.metadata.version("mace-torch")
         self.model = model.double().eval()
         self.head = _choose_head(getattr(model, "heads", None) or ["Default"], head)
-        self.name = f"mace-torch {mace.__version__}, float64, {path.name}"
+        self.name = f"mace-torch {version}, float64, {path.name}"
 
     def __call__(self, frame: Frame) -> Result:
         """Evaluate one configuration."""
@@ -62,33 +57,6 @@ class MaceTorchReference:
         )
         loader = tools.torch_geometric.dataloader.DataLoader([graph], batch_size=1, shuffle=False)
         return next(iter(loader)).to_dict()
-
-
-def _import_mace_torch() -> ModuleType:
-    """Import mace-torch without its chatter.
-
-    Raises:
-        ConversionError: It is not installed.
-    """
-    from mace_stream.convert.source import import_mace
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        import_mace()
-        import mace.data
-    return mace
-
-
-def _unpickle(path: Path) -> object:
-    """Return what a file saved by torch holds."""
-    import torch
-
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about TorchScript and old sources
-            return torch.load(path, map_location="cpu", weights_only=False)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, AttributeError, ImportError) as error:
-        raise ValueError(f"{path}: not a mace-torch model ({error}); {THE_FILE}") from error
 
 
 class OracleReference:
