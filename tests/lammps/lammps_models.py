@@ -89,6 +89,9 @@ def mace_torch(
 ) -> Result:
     """Evaluate with mace-torch in float64; ASE finds the neighbors.
 
+    Virials of atoms follow from mace-torch's edge forces: half to either end of an edge for the
+    6 components, all to the sender for the 9.
+
     Args:
         model: As from :func:`make_model`.
         atoms: Positions in Å.
@@ -119,10 +122,27 @@ def mace_torch(
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
-        out = twin(graph, compute_force=True, compute_virials=True)
+        wanted = ("compute_force", "compute_virials", "compute_edge_forces")
+        out = twin(graph, **dict.fromkeys(wanted, True))
     finally:
         torch.set_default_dtype(before)
     arrays = {k: v.detach().numpy() for k, v in out.items() if isinstance(v, torch.Tensor)}
+    vec = atoms.positions[receiver] - atoms.positions[sender] + shifts @ atoms.cell.array
+    products = -vec[:, :, None] * arrays["edge_forces"][:, None, :]  # these are +dE/d(edge_vec)
+    sent, received = np.zeros((2, len(atoms), 3, 3))
+    np.add.at(sent, sender, products)
+    np.add.at(received, receiver, products)
+    np.testing.assert_allclose(sent.sum(axis=0), arrays["virials"][0], rtol=0, atol=1e-9)
     return Result(
-        arrays["energy"].item(), arrays["forces"], arrays["virials"][0], arrays["node_energy"]
+        arrays["energy"].item(),
+        arrays["forces"],
+        arrays["virials"][0],
+        arrays["node_energy"],
+        node_virial=components((sent + received) / 2)[:, :6],
+        centroid_virial=components(sent),
     )
+
+
+def components(tensors: np.ndarray) -> np.ndarray:
+    """LAMMPS' order xx yy zz xy xz yz yx zx zy of tensors [n, 3, 3]."""
+    return tensors.reshape(-1, 9)[:, [0, 4, 8, 1, 2, 5, 3, 6, 7]]

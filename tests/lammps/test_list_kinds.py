@@ -33,6 +33,9 @@ def assert_exact(result: Result, truth: Result) -> None:
     np.testing.assert_allclose(result.forces, truth.forces, rtol=0, atol=EXACT.force)
     scale = max(np.abs(truth.virial).max(), 1e-3)
     np.testing.assert_allclose(result.virial, truth.virial, rtol=0, atol=EXACT.virial * scale)
+    for name in ("node_virial", "centroid_virial"):
+        found, right = getattr(result, name), getattr(truth, name)
+        np.testing.assert_allclose(found, right, rtol=0, atol=EXACT.virial * scale)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -191,6 +194,8 @@ def corrupted(name: str, truth: Result) -> Result:
         forces = truth.forces.copy()
         forces[3] *= 0.999
         return replace(truth, forces=forces)
+    if name == "virial of an atom to one end":
+        return replace(truth, node_virial=truth.centroid_virial[:, :6])
     if name == "virial counted twice":
         return replace(truth, virial=2 * truth.virial)
     return replace(truth, energy=truth.energy - truth.node_energy[0])
