@@ -9,9 +9,8 @@ from __future__ import annotations
 import ctypes
 import importlib.metadata
 import sys
-from pathlib import Path
 
-PLUGIN_FILE = "mace_streamplugin.so"
+from mace_stream.compiled import compiled_directory
 
 
 def plugin_directory() -> str:
@@ -24,23 +23,7 @@ def plugin_directory() -> str:
         FileNotFoundError: The package is installed without its compiled part.
     """
     _load_mpi()
-    for folder in _candidates():
-        if (folder / PLUGIN_FILE).is_file():
-            return str(folder)
-    raise FileNotFoundError(
-        f"mace_stream: {PLUGIN_FILE} is in none of {[str(f) for f in _candidates()]}; the package "
-        "was installed without its compiled part. Type, in its source folder: pip install ."
-    )
-
-
-def _candidates() -> list[Path]:
-    """Return where the plugin may be: beside this file, or, if editable, in site-packages."""
-    folders = [Path(__file__).parent / "plugin"]
-    try:
-        distribution = importlib.metadata.distribution("mace-stream")
-    except importlib.metadata.PackageNotFoundError:
-        return folders
-    return [*folders, Path(str(distribution.locate_file("mace_stream/plugin")))]
+    return str(compiled_directory())
 
 
 def _load_mpi() -> None:

@@ -7,11 +7,9 @@ from test_couplings import PATHS, harmonics, plan_of, unit_vectors
 
 from mace_stream import reference
 from mace_stream.torch import conv
-from mace_stream.torch.geometry import EDGE_BLOCK
 
 ROWS = {
     "ragged": [3, 0, 11, 1, 0],
-    "whole_blocks": [EDGE_BLOCK, 0, 2 * EDGE_BLOCK],
     "no_edges": [0, 0],
     "no_receivers": [],
 }
@@ -37,12 +35,13 @@ def torch_conv(arrays, indptr, sender, plan, **kwargs):
     return conv(*tensors, plan, **kwargs)
 
 
+@pytest.mark.parametrize("mode", ["streaming", "standard"])
 @pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS)
 @pytest.mark.parametrize("l_in", PATHS)
-def test_conv_equals_the_oracle(l_in, rows):
+def test_conv_equals_the_oracle(l_in, rows, mode):
     arrays, indptr, sender, plan = problem(l_in, rows)
     expected = reference.conv(*arrays, indptr, sender, plan)
-    actual = torch_conv(arrays, indptr, sender, plan).numpy()
+    actual = torch_conv(arrays, indptr, sender, plan, mode=mode).numpy()
     assert actual.shape == expected.shape
     np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-12 * (1 + np.abs(expected).sum()))
 
@@ -94,12 +93,21 @@ def test_second_derivative():
     assert torch.autograd.gradgradcheck(function, leaves)
 
 
+def test_the_third_derivative_is_refused():
+    arrays, indptr, sender, plan = problem(1, [2, 1], channels=1)
+    leaf, *others = [torch.tensor(array, requires_grad=True) for array in arrays]
+    value = torch_conv([leaf, *others], indptr, sender, plan).square().sum()
+    for _ in range(2):
+        value = torch.autograd.grad(value, others[1], create_graph=True)[0].square().sum()
+    with pytest.raises(NotImplementedError, match="no third derivative"):
+        torch.autograd.grad(value, others[1])
+
+
 def test_modes():
     given = problem(0, ROWS["ragged"])
-    plain = torch_conv(*given)
-    assert torch.equal(torch_conv(*given, mode="standard"), plain)
-    with pytest.raises(NotImplementedError, match="not available yet"):
-        torch_conv(*given, mode="streaming")
+    chosen = torch_conv(*given)
+    assert torch.equal(torch_conv(*given, mode="streaming"), chosen)
+    torch.testing.assert_close(torch_conv(*given, mode="standard"), chosen, rtol=0, atol=1e-12)
     with pytest.raises(ValueError, match="expected one of auto, streaming, standard, got 'fast'"):
         torch_conv(*given, mode="fast")
 

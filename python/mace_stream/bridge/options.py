@@ -26,7 +26,7 @@ _DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 KEYWORDS = {
     "device": Keyword("auto, cpu, cuda or cuda:N", lambda v: bool(_DEVICE.fullmatch(v)), "auto"),
     "precision": Keyword(*_one_of("auto", "double", "single"), "auto"),
-    "conv": Keyword(*_one_of("auto", "standard"), "auto"),
+    "conv": Keyword(*_one_of("auto", "streaming", "standard"), "auto"),
     "radial": Keyword(*_one_of("auto", "exact"), "auto"),
     "backend": Keyword(*_one_of("torch"), "torch"),
     "neighbors": Keyword(*_one_of("auto", "full", "half"), "auto"),

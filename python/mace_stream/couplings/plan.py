@@ -60,6 +60,20 @@ class ConvPlan:
         """Number of paths."""
         return len(self.paths)
 
+    @property
+    def sender_owned(self) -> bool:
+        """Whether node cotangents move fewer bytes when each sender walks its own edges."""
+        by_receiver, by_sender = self.node_cotangent_numbers()
+        return by_sender < by_receiver
+
+    def node_cotangent_numbers(self) -> tuple[int, int]:
+        """Numbers moved per edge and channel for the cotangents of the nodes.
+
+        Adding them atomically while a receiver's edges are walked reads and writes ``dim_in``
+        numbers. A walk over a sender's edges reads weights and message cotangents once more.
+        """
+        return 2 * self.dim_in, self.n_paths + self.dim_out
+
     @classmethod
     def build(
         cls,

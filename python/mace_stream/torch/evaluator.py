@@ -55,7 +55,12 @@ class TorchEvaluator:
         self.backend_version = f"torch {torch.__version__}"
         self.r_max_squared = spec.r_max**2
         self.model = MACE.from_spec(
-            spec, tensors, head=head, dtype=DTYPES[self.precision], device=self.device
+            spec,
+            tensors,
+            head=head,
+            dtype=DTYPES[self.precision],
+            device=self.device,
+            conv_mode=conv,
         )
         self._statistics = _no_statistics()
 

@@ -1,4 +1,4 @@
-"""Edges: padding of the receiver rows, lengths and angles."""
+"""Edges: their grouping, lengths and angles."""
 
 from __future__ import annotations
 
@@ -9,10 +9,7 @@ import torch
 from torch import Tensor
 
 from mace_stream.couplings import spherical_harmonics
-
-EDGE_BLOCK = 8
-"""Rows of the edge list are padded to a multiple of this, see :func:`pad_rows`."""
-
+from mace_stream.torch.conv import edge_receiver
 
 EDGES_PER_CHUNK = 2048
 """On a CPU, arrays that exist per edge are made for this many edges at a time: they then stay in
@@ -34,7 +31,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Graph:
-    """Receiver-major edges of one structure, float64, padded.
+    """Receiver-major edges of one structure, float64.
 
     ``edge_vec`` [n_edges, 3] in Å, ``indptr`` [n_receivers + 1], ``sender`` and ``receiver``
     [n_edges], ``species`` [n_nodes] (ghost nodes follow the receivers).
@@ -53,40 +50,10 @@ class Graph:
         return len(self.indptr) - 1
 
 
-def edge_receiver(indptr: Tensor) -> Tensor:
-    """Return the row of every edge, shape ``[n_edges]``."""
-    rows = torch.arange(len(indptr) - 1, device=indptr.device)
-    return torch.repeat_interleave(rows, indptr.diff())
-
-
-def padded_indptr(indptr: Tensor, block: int) -> Tensor:
-    """Row pointers after every row is lengthened to a multiple of ``block``."""
-    counts = (indptr.diff() + block - 1) // block * block
-    return torch.cat([counts.new_zeros(1), counts.cumsum(0)])
-
-
-def pad_rows(
-    edge_vec: Tensor, indptr: Tensor, sender: Tensor, species: Tensor, r_max: float
-) -> Graph:
-    """Lengthen every receiver's row to a multiple of ``EDGE_BLOCK`` edges.
-
-    Sums over edges then become small dense matrix products. The edges added are ``2 r_max`` long,
-    so they contribute exactly nothing. Order is kept; no edges and no nodes are valid.
-    """
-    padded = padded_indptr(indptr, EDGE_BLOCK)
-    receiver = edge_receiver(indptr)
-    place = torch.arange(len(sender), device=sender.device) + (padded - indptr)[receiver]
-    n_edges = int(padded[-1])
-    null = edge_vec.new_tensor([2.0 * r_max, 0.0, 0.0]).expand(n_edges, 3)
-    sender = sender.new_zeros(n_edges).index_copy(0, place, sender)
-    return Graph(
-        edge_vec=null.index_copy(0, place, edge_vec),
-        indptr=padded,
-        sender=sender,
-        receiver=edge_receiver(padded),
-        species=species,
-        chunks=make_chunks(padded, sender),
-    )
+def make_graph(edge_vec: Tensor, indptr: Tensor, sender: Tensor, species: Tensor) -> Graph:
+    """Note the receiver of every edge, and cut the edges into chunks where that pays."""
+    chunks = make_chunks(indptr, sender)
+    return Graph(edge_vec, indptr, sender, edge_receiver(indptr), species, chunks)
 
 
 def make_chunks(indptr: Tensor, sender: Tensor) -> tuple[Chunk, ...]:

@@ -40,8 +40,11 @@ class Interaction(nn.Module):
     the mean number of neighbours.
     """
 
-    def __init__(self, spec: ModelSpec, layer: LayerSpec, params: Parameters) -> None:
+    def __init__(
+        self, spec: ModelSpec, layer: LayerSpec, params: Parameters, conv_mode: str
+    ) -> None:
         super().__init__()
+        self.conv_mode = conv_mode
         if layer.block not in BLOCKS:
             raise ValueError(
                 f"interaction block: expected one of {', '.join(BLOCKS)}, got {layer.block!r};"
@@ -85,7 +88,10 @@ class Interaction(nn.Module):
         chunks = edges.graph.chunks
         sizes = [chunk.n_edges for chunk in chunks]
         parts = [
-            conv(sent, attrs, self.radial(feats), chunk.indptr, chunk.sender, self.plan)
+            conv(
+                *(sent, attrs, self.radial(feats), chunk.indptr, chunk.sender),
+                *(self.plan, self.conv_mode),
+            )
             for chunk, sent, attrs, feats in zip(
                 chunks,
                 gather_senders(up, chunks),
@@ -102,17 +108,22 @@ class FirstInteraction(Interaction):
     """The first layer: node features depend on the species alone, so tables replace layers."""
 
     def __init__(
-        self, spec: ModelSpec, layer: LayerSpec, params: Parameters, embedding: Tensor
+        self,
+        spec: ModelSpec,
+        layer: LayerSpec,
+        params: Parameters,
+        conv_mode: str,
+        embedding: Tensor,
     ) -> None:
         """Fold ``embedding`` [Z, C], float64, through ``linear_up`` and the skip connection."""
         exact = Parameters(params.tensors, torch.float64, params.prefix)
-        super().__init__(spec, layer, exact)
+        super().__init__(spec, layer, exact, conv_mode)
         table = embedding[:, None]
         species = torch.arange(len(table))
         every = SpeciesGroups.build(species, len(table))
         up_table = self.linear_up(table)
         skip_table = self.skip(table, every) if self.residual else None
-        super().__init__(spec, layer, params)
+        super().__init__(spec, layer, params, conv_mode)
         del self.linear_up
         self.register_buffer("up_table", params.cast(up_table))
         if self.residual:

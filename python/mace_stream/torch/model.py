@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from mace_stream.spec import ModelSpec
 from mace_stream.torch.conv import resolve_mode
 from mace_stream.torch.folding import Parameters
-from mace_stream.torch.geometry import Graph, lengths_and_harmonics, pad_rows
+from mace_stream.torch.geometry import Graph, lengths_and_harmonics, make_graph
 from mace_stream.torch.interaction import Edges, FirstInteraction, Interaction
 from mace_stream.torch.linear import SpeciesGroups
 from mace_stream.torch.product import Product
@@ -46,12 +46,14 @@ class MACE(nn.Module):
         head: str | None = None,
         dtype: torch.dtype = torch.float64,
         device: str | torch.device = "cpu",
+        conv_mode: str = "auto",
     ) -> None:
         super().__init__()
         self.spec = spec
         self.r_max = spec.r_max
         self.elements = spec.elements
         self.dtype = dtype
+        self.conv_mode = conv_mode
         self.head = _choose_head(spec, head)
         _check_supported(spec)
         params = Parameters(tensors, dtype)
@@ -73,9 +75,10 @@ class MACE(nn.Module):
         for t, layer in enumerate(spec.layers):
             layer_params = params.under(f"layers.{t}")
             if t == 0:
-                self.interactions.append(FirstInteraction(spec, layer, layer_params, embedding))
+                first = FirstInteraction(spec, layer, layer_params, self.conv_mode, embedding)
+                self.interactions.append(first)
             else:
-                self.interactions.append(Interaction(spec, layer, layer_params))
+                self.interactions.append(Interaction(spec, layer, layer_params, self.conv_mode))
             self.products.append(Product(layer, layer_params))
 
     @classmethod
@@ -87,6 +90,7 @@ class MACE(nn.Module):
         dtype: torch.dtype = torch.float64,
         device: str | torch.device = "cpu",
         elements: Sequence[int] | None = None,
+        conv_mode: str = "auto",
     ) -> MACE:
         """Build a model from what a ``.mace`` file holds.
 
@@ -97,12 +101,13 @@ class MACE(nn.Module):
             dtype: Precision of everything but the sums of energies.
             device: Where the model lives.
             elements: Atomic numbers expected. Their tables are folded now, others at first use.
+            conv_mode: Mode of the convolutions, see :func:`mace_stream.torch.conv`.
 
         Raises:
             ValueError: The model needs something this version does not support, a tensor is
                 missing, or the head or an element is unknown.
         """
-        model = cls(spec, tensors, head=head, dtype=dtype, device=device)
+        model = cls(spec, tensors, head=head, dtype=dtype, device=device, conv_mode=conv_mode)
         for number in elements or ():
             if number not in spec.elements:
                 raise ValueError(f"elements: the model knows {spec.elements}, not {number}")
@@ -131,7 +136,7 @@ class MACE(nn.Module):
 
     def conv_modes(self) -> list[tuple[int, str, str]]:
         """Layer, mode and reason of every convolution, for the log."""
-        return [(t, *resolve_mode("auto")) for t in range(len(self.interactions))]
+        return [(t, *resolve_mode(self.conv_mode)) for t in range(len(self.interactions))]
 
     def forward(
         self,
@@ -161,7 +166,7 @@ class MACE(nn.Module):
             ValueError: An argument has the wrong shape or dtype.
         """
         _check_graph(edge_vec, indptr, sender, species)
-        graph = pad_rows(edge_vec, indptr, sender, species, self.r_max)
+        graph = make_graph(edge_vec, indptr, sender, species)
         local_species = species[: graph.n_receivers]
         groups = SpeciesGroups.build(local_species, len(self.elements))
         edges, pair_energy = self._edges(graph)

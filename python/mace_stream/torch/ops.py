@@ -1,0 +1,280 @@
+"""The convolution's operators in torch: schemas, shapes and derivatives, all in this file.
+
+``conv_forward`` -> ``conv_backward`` (its VJP) -> ``conv_double_backward`` (the VJP of the VJP).
+The arithmetic is in the core library; the third derivative is refused.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from mace_stream.couplings import ConvPlan
+from mace_stream.kernels import core
+from mace_stream.kernels.conv_kernel import ConvKernel, kernel_by_number
+
+_DTYPES = {torch.float32: "float32", torch.float64: "float64"}
+
+
+@cache
+def kernel_for(plan: ConvPlan, dtype: torch.dtype) -> ConvKernel:
+    """Return the kernels of a plan in a precision; one per process.
+
+    Raises:
+        ValueError: The precision is neither float32 nor float64.
+    """
+    if dtype not in _DTYPES:
+        raise ValueError(f"conv: expected float32 or float64, got {dtype}")
+    return ConvKernel(plan, _DTYPES[dtype])
+
+
+# ---- operators ----
+
+
+@torch.library.custom_op("mace_stream::conv_forward", mutates_args=())
+def conv_forward(
+    node_feats: Tensor,
+    edge_attrs: Tensor,
+    path_weights: Tensor,
+    indptr: Tensor | None,
+    sender: Tensor,
+    receiver: Tensor | None,
+    n_receivers: int,
+    kernel: int,
+    deterministic: bool,
+) -> Tensor:
+    """Message [n_receivers, dim_out, channels]."""
+    del deterministic  # the forward pass of grouped edges has no atomics
+    owner = kernel_by_number(kernel)
+    arrays = _dense(node_feats, edge_attrs, path_weights)
+    message = node_feats.new_empty(n_receivers, owner.plan.dim_out, node_feats.shape[-1])
+    call = _Call(owner, arrays, indptr, sender, receiver, n_receivers)
+    call.prepare(core.FORWARD)
+    call.run("forward", message)
+    return message
+
+
+@torch.library.custom_op("mace_stream::conv_backward", mutates_args=())
+def conv_backward(
+    node_feats: Tensor,
+    edge_attrs: Tensor,
+    path_weights: Tensor,
+    message_bar: Tensor,
+    indptr: Tensor | None,
+    sender: Tensor,
+    receiver: Tensor | None,
+    n_receivers: int,
+    kernel: int,
+    deterministic: bool,
+    want_nodes: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Cotangents of the three inputs; that of the nodes is empty unless wanted."""
+    owner = kernel_by_number(kernel)
+    arrays = _dense(node_feats, edge_attrs, path_weights)
+    (message_bar,) = _dense(message_bar)
+    call = _Call(owner, arrays, indptr, sender, receiver, n_receivers)
+    if want_nodes and call.needs_senders(deterministic):
+        call.group_by_sender()
+    scratch = call.prepare(core.BACKWARD, nodes=want_nodes)
+    node_bar = torch.empty_like(arrays[0]) if want_nodes else node_feats.new_empty(0)
+    attrs_bar, weights_bar = torch.empty_like(arrays[1]), torch.empty_like(arrays[2])
+    target = node_bar if want_nodes else None
+    call.run("backward", message_bar, target, attrs_bar, weights_bar, scratch)
+    return node_bar, attrs_bar, weights_bar
+
+
+@torch.library.custom_op("mace_stream::conv_double_backward", mutates_args=())
+def conv_double_backward(
+    node_feats: Tensor,
+    edge_attrs: Tensor,
+    path_weights: Tensor,
+    message_bar: Tensor,
+    node_ct: Tensor | None,
+    attrs_ct: Tensor | None,
+    weights_ct: Tensor | None,
+    indptr: Tensor | None,
+    sender: Tensor,
+    receiver: Tensor | None,
+    n_receivers: int,
+    kernel: int,
+    deterministic: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of the three inputs and of the message cotangent; a cotangent None is zero."""
+    owner = kernel_by_number(kernel)
+    arrays = _dense(node_feats, edge_attrs, path_weights)
+    (message_bar,) = _dense(message_bar)
+    cotangents = [None if ct is None else _dense(ct)[0] for ct in (node_ct, attrs_ct, weights_ct)]
+    call = _Call(owner, arrays, indptr, sender, receiver, n_receivers)
+    if call.needs_senders(deterministic):
+        call.group_by_sender()
+    scratch = call.prepare(core.DOUBLE_BACKWARD, nodes=True)
+    grads = [torch.empty_like(array) for array in (*arrays, message_bar)]
+    call.run("double_backward", message_bar, *cotangents, *grads, scratch)
+    return grads[0], grads[1], grads[2], grads[3]
+
+
+# ---- shapes, for tracing ----
+
+
+@conv_forward.register_fake
+def _(node_feats, edge_attrs, path_weights, indptr, sender, receiver, n_receivers, kernel, _det):  # noqa: ANN001, ANN202
+    plan = kernel_by_number(kernel).plan
+    return node_feats.new_empty(n_receivers, plan.dim_out, node_feats.shape[-1])
+
+
+@conv_backward.register_fake
+def _(node_feats, edge_attrs, path_weights, message_bar, *rest):  # noqa: ANN001, ANN002, ANN202
+    want_nodes = rest[-1]
+    node_bar = _like(node_feats) if want_nodes else node_feats.new_empty(0)
+    return node_bar, _like(edge_attrs), _like(path_weights)
+
+
+@conv_double_backward.register_fake
+def _(node_feats, edge_attrs, path_weights, message_bar, *rest):  # noqa: ANN001, ANN002, ANN202
+    return tuple(_like(array) for array in (node_feats, edge_attrs, path_weights, message_bar))
+
+
+def _like(array: Tensor) -> Tensor:
+    return torch.empty_like(array, memory_format=torch.contiguous_format)
+
+
+# ---- derivatives ----
+
+
+def _save_forward(ctx, inputs, output):  # noqa: ANN001, ANN202
+    del output
+    node_feats, edge_attrs, path_weights, indptr, sender, receiver, *ctx.settings = inputs
+    ctx.save_for_backward(node_feats, edge_attrs, path_weights, indptr, sender, receiver)
+
+
+def _vjp(ctx, message_bar):  # noqa: ANN001, ANN202
+    *arrays, indptr, sender, receiver = ctx.saved_tensors
+    want_nodes = ctx.needs_input_grad[0]
+    node_bar, attrs_bar, weights_bar = conv_backward(
+        *arrays, message_bar, indptr, sender, receiver, *ctx.settings, want_nodes
+    )
+    return (node_bar if want_nodes else None, attrs_bar, weights_bar, *[None] * 6)
+
+
+def _save_backward(ctx, inputs, output):  # noqa: ANN001, ANN202
+    del output
+    *arrays, indptr, sender, receiver, n_receivers, kernel, deterministic, want_nodes = inputs
+    ctx.set_materialize_grads(False)
+    ctx.settings = n_receivers, kernel, deterministic
+    ctx.want_nodes = want_nodes
+    ctx.save_for_backward(*arrays, indptr, sender, receiver)
+
+
+def _vjp_of_vjp(ctx, node_ct, attrs_ct, weights_ct):  # noqa: ANN001, ANN202
+    *arrays, indptr, sender, receiver = ctx.saved_tensors
+    node_ct = node_ct if ctx.want_nodes else None
+    grads = conv_double_backward(
+        *arrays, node_ct, attrs_ct, weights_ct, indptr, sender, receiver, *ctx.settings
+    )
+    return (*grads, *[None] * 7)
+
+
+def _save_nothing(ctx, inputs, output):  # noqa: ANN001, ANN202
+    pass
+
+
+def _no_third_derivative(ctx, *bars):  # noqa: ANN001, ANN002, ANN202
+    raise NotImplementedError(
+        "mace_stream: the convolution has no third derivative; Hessian-vector products and "
+        "force-training losses need two"
+    )
+
+
+conv_forward.register_autograd(_vjp, setup_context=_save_forward)
+conv_backward.register_autograd(_vjp_of_vjp, setup_context=_save_backward)
+conv_double_backward.register_autograd(_no_third_derivative, setup_context=_save_nothing)
+
+
+# ---- calling the core library ----
+
+
+class _Call:
+    """One call of the core library: the graph, the place, and the arrays that must outlive it."""
+
+    def __init__(  # noqa: ANN204
+        self,
+        owner: ConvKernel,
+        arrays: list[Tensor],
+        indptr: Tensor | None,
+        sender: Tensor,
+        receiver: Tensor | None,
+        n_receivers: int,
+    ):
+        self.owner = owner
+        self.arrays = arrays
+        self.device = arrays[0].device
+        self.indptr = indptr
+        self.sender = sender.to(torch.int32).contiguous()
+        self.receiver = None if receiver is None else receiver.to(torch.int32).contiguous()
+        self.n_receivers = n_receivers
+        self.sender_indptr = self.edge_of = None
+
+    @property
+    def number(self) -> int:
+        """CUDA device number, or -1."""
+        return self.device.index if self.device.type == "cuda" else core.CPU
+
+    def needs_senders(self, deterministic: bool) -> bool:
+        """Whether node cotangents come from a sender-owned pass."""
+        return self.number == core.CPU or deterministic or self.owner.plan.sender_owned
+
+    def group_by_sender(self) -> None:
+        """Sort the edges by sender, for the sender-owned pass."""
+        counts = torch.bincount(self.sender, minlength=len(self.arrays[0]))
+        self.sender_indptr = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+        self.edge_of = torch.argsort(self.sender, stable=True)
+        if self.receiver is None:
+            rows = torch.arange(self.n_receivers, device=self.device, dtype=torch.int32)
+            self.receiver = torch.repeat_interleave(rows, self.indptr.diff())
+
+    def prepare(self, pass_number: int, nodes: bool = True) -> Tensor | None:
+        """Load the kernels of a pass; return scratch for the harmonics' cotangent where needed."""
+        if self.number == core.CPU:
+            return None
+        arch = _architecture(self.number)
+        here = nodes and self.sender_indptr is None
+        variant = (pass_number, self.indptr is None, here or pass_number == core.FORWARD)
+        self.owner.prepare(self.number, arch, variant)
+        if nodes and not here:
+            self.owner.prepare(self.number, arch, (core.BACKWARD_SENDER, False, True))
+        if pass_number == core.FORWARD:
+            return None
+        tiles = self.owner.core.tiles(self.number, variant, self.arrays[0].shape[-1])
+        return self.arrays[1].new_empty(tiles, *self.arrays[1].shape) if tiles > 1 else None
+
+    def run(self, name: str, *others: Tensor | None) -> None:
+        """Call ``ms_conv_<name>`` on the current stream."""
+        node_feats, edge_attrs, _ = self.arrays
+        graph = core.Graph(
+            *(len(node_feats), self.n_receivers, len(edge_attrs), node_feats.shape[-1]),
+            *map(
+                _address,
+                (self.indptr, self.sender, self.receiver, self.sender_indptr, self.edge_of),
+            ),
+        )
+        stream = torch.cuda.current_stream(self.device).cuda_stream if self.number >= 0 else None
+        place = core.Place(self.number, stream)
+        self.owner.core.call(name, place, graph, *map(_address, (*self.arrays, *others)))
+
+
+def _address(array: Tensor | None) -> int | None:
+    return None if array is None else array.data_ptr()
+
+
+def _dense(*arrays: Tensor) -> list[Tensor]:
+    """Contiguous arrays whose first element is aligned for the widest access (16 bytes)."""
+    dense = [array.contiguous() for array in arrays]
+    return [array.clone() if array.data_ptr() % 16 else array for array in dense]
+
+
+@cache
+def _architecture(device: int) -> str:
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"sm_{major}{minor}"
