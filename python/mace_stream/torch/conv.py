@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from mace_stream.couplings import ConvPlan
-from mace_stream.torch import ops
+from mace_stream.torch.conv_derivatives import convolve
+from mace_stream.torch.ops import kernel_number
 
 MODES = ("auto", "streaming", "standard")
 
@@ -64,11 +65,9 @@ def conv(
     rows, receiver = indptr, None
     if chosen == "standard":
         rows, receiver = None, edge_receiver(indptr)
-    kernel = ops.kernel_for(plan, node_feats.dtype)
+    kernel = kernel_number(plan, node_feats.dtype)
     arrays = node_feats, edge_attrs, path_weights
-    return ops.conv_forward(
-        *arrays, rows, sender, receiver, n_receivers, kernel.number, deterministic
-    )
+    return convolve(*arrays, rows, sender, receiver, n_receivers, kernel, deterministic)
 
 
 def plain_conv(

@@ -1,7 +1,7 @@
-"""The convolution's operators in torch: schemas, shapes and derivatives, all in this file.
+"""The convolution's operators in torch: schemas, shapes, and calls of the core library.
 
-``conv_forward`` -> ``conv_backward`` (its VJP) -> ``conv_double_backward`` (the VJP of the VJP).
-The arithmetic is in the core library; the third derivative is refused.
+``conv_forward`` -> ``conv_backward`` (its VJP) -> ``conv_double_backward`` (the VJP of the VJP);
+how autograd connects them is in :mod:`mace_stream.torch.conv_derivatives`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,16 @@ from mace_stream.kernels import core
 from mace_stream.kernels.conv_kernel import ConvKernel, kernel_by_number
 
 _DTYPES = {torch.float32: "float32", torch.float64: "float64"}
+
+
+@torch.compiler.assume_constant_result
+def kernel_number(plan: ConvPlan, dtype: torch.dtype) -> int:
+    """Return the number by which the operators know the kernels of a plan.
+
+    Raises:
+        ValueError: The precision is neither float32 nor float64.
+    """
+    return kernel_for(plan, dtype).number
 
 
 @cache
@@ -138,58 +148,6 @@ def _(node_feats, edge_attrs, path_weights, message_bar, *rest):  # noqa: ANN001
 
 def _like(array: Tensor) -> Tensor:
     return torch.empty_like(array, memory_format=torch.contiguous_format)
-
-
-# ---- derivatives ----
-
-
-def _save_forward(ctx, inputs, output):  # noqa: ANN001, ANN202
-    del output
-    node_feats, edge_attrs, path_weights, indptr, sender, receiver, *ctx.settings = inputs
-    ctx.save_for_backward(node_feats, edge_attrs, path_weights, indptr, sender, receiver)
-
-
-def _vjp(ctx, message_bar):  # noqa: ANN001, ANN202
-    *arrays, indptr, sender, receiver = ctx.saved_tensors
-    want_nodes = ctx.needs_input_grad[0]
-    node_bar, attrs_bar, weights_bar = conv_backward(
-        *arrays, message_bar, indptr, sender, receiver, *ctx.settings, want_nodes
-    )
-    return (node_bar if want_nodes else None, attrs_bar, weights_bar, *[None] * 6)
-
-
-def _save_backward(ctx, inputs, output):  # noqa: ANN001, ANN202
-    del output
-    *arrays, indptr, sender, receiver, n_receivers, kernel, deterministic, want_nodes = inputs
-    ctx.set_materialize_grads(False)
-    ctx.settings = n_receivers, kernel, deterministic
-    ctx.want_nodes = want_nodes
-    ctx.save_for_backward(*arrays, indptr, sender, receiver)
-
-
-def _vjp_of_vjp(ctx, node_ct, attrs_ct, weights_ct):  # noqa: ANN001, ANN202
-    *arrays, indptr, sender, receiver = ctx.saved_tensors
-    node_ct = node_ct if ctx.want_nodes else None
-    grads = conv_double_backward(
-        *arrays, node_ct, attrs_ct, weights_ct, indptr, sender, receiver, *ctx.settings
-    )
-    return (*grads, *[None] * 7)
-
-
-def _save_nothing(ctx, inputs, output):  # noqa: ANN001, ANN202
-    pass
-
-
-def _no_third_derivative(ctx, *bars):  # noqa: ANN001, ANN002, ANN202
-    raise NotImplementedError(
-        "mace_stream: the convolution has no third derivative; Hessian-vector products and "
-        "force-training losses need two"
-    )
-
-
-conv_forward.register_autograd(_vjp, setup_context=_save_forward)
-conv_backward.register_autograd(_vjp_of_vjp, setup_context=_save_backward)
-conv_double_backward.register_autograd(_no_third_derivative, setup_context=_save_nothing)
 
 
 # ---- calling the core library ----
