@@ -4,36 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import sqrt
 
 import numpy as np
 
+from mace_stream.couplings.blocks import (
+    ZERO,
+    OutputBlock,
+    PathBlock,
+    ProductBlock,
+    path_terms,
+)
+from mace_stream.couplings.instructions import read_instructions
 from mace_stream.couplings.irreps import FeatureLayout, Irrep
+from mace_stream.couplings.tensor_product import E3nnLayout, build_tables
+from mace_stream.couplings.traffic import PassTraffic, Sizes, count_traffic, describe_traffic
 from mace_stream.spec import Path
-
-_ZERO = 1e-12
-"""Couplings below this are rounding noise of a symbol whose Frobenius norm is one."""
-
-
-@dataclass(frozen=True)
-class PathBlock:
-    """One path: the rows it reads and writes, and its dense coupling."""
-
-    rows_in: slice
-    rows_edge: slice
-    rows_out: slice
-    """Strided: the components of one output irrep are interleaved with its other paths."""
-    coupling: np.ndarray
-    """``[2l_in+1, 2l_edge+1, 2l_out+1]``, path weight ``sqrt(2l_out+1)`` included."""
-
-
-@dataclass(frozen=True)
-class OutputBlock:
-    """All paths that end in one irrep: rows ``[component, path]``, component slowest."""
-
-    irrep: Irrep
-    rows: slice
-    n_paths: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,25 +41,86 @@ class ConvPlan:
     outputs: tuple[OutputBlock, ...]
     terms: np.ndarray
     values: np.ndarray
+    products: tuple[ProductBlock, ...] = ()
+    """Instead of paths, where :attr:`refusal` is not empty."""
+    refusal: str = ""
+    """Why mode ``streaming`` cannot serve, if it cannot."""
+    e3nn: E3nnLayout | None = None
+    """Places in e3nn's vectors, if the plan was made from e3nn's instructions."""
 
     @property
     def n_paths(self) -> int:
-        """Number of paths."""
+        """Rows of the path weights."""
+        if self.products:
+            return self.products[-1].rows_weight.stop
         return len(self.paths)
+
+    @cached_property
+    def traffic(self) -> tuple[PassTraffic, PassTraffic, PassTraffic]:
+        """Numbers moved per edge by forward, first and second derivative."""
+        sizes = Sizes(self.n_paths, self.dim_in, self.dim_edge, self.dim_out, self.channels)
+        return count_traffic(sizes)
 
     @property
     def sender_owned(self) -> bool:
         """Whether node cotangents move fewer bytes when each sender walks its own edges."""
-        by_receiver, by_sender = self.node_cotangent_numbers()
-        return by_sender < by_receiver
+        return self.traffic[1].sender_owned
 
-    def node_cotangent_numbers(self) -> tuple[int, int]:
-        """Numbers moved per edge and channel for the cotangents of the nodes.
+    @property
+    def sender_owned_second(self) -> bool:
+        """The same for the second derivative, where that walk is done twice."""
+        return self.traffic[2].sender_owned
 
-        Adding them atomically while a receiver's edges are walked reads and writes ``dim_in``
-        numbers. A walk over a sender's edges reads weights and message cotangents once more.
+    def describe(self, dtype: str = "float32") -> str:
+        """Say which kernels ``mode="auto"`` takes, why, and the bytes per edge of every way.
+
+        Args:
+            dtype: ``float32`` or ``float64``.
         """
-        return 2 * self.dim_in, self.n_paths + self.dim_out
+        sizes = (
+            f"{self.n_paths} paths, {self.channels} channels, {len(self.values)} couplings; rows:"
+            f" {self.dim_in} of the input, {self.dim_edge} of the harmonics, {self.dim_out} of the"
+            " output"
+        )
+        if self.refusal:
+            return f"{sizes}\nmode standard: {self.refusal}; batched products in plain torch"
+        head = "mode streaming: every path keeps its channels (uvu)"
+        table = describe_traffic(self.traffic, dtype)
+        return "\n".join([sizes, head, f"bytes per edge, {dtype}:", *table])
+
+    @classmethod
+    def from_irreps(
+        cls,
+        irreps_in: object,
+        irreps_sh: object,
+        irreps_out: object,
+        instructions: Sequence[tuple],
+        *,
+        irrep_normalization: str = "component",
+        path_normalization: str = "element",
+    ) -> ConvPlan:
+        """Build the tables that stand for ``e3nn.o3.TensorProduct`` and a sum over edges.
+
+        Give what the product was built from, or the attributes ``irreps_in1``, ``irreps_in2``,
+        ``irreps_out`` and ``instructions`` of the product itself. Weights come per edge
+        (``shared_weights=False, internal_weights=False``). The number of channels is the greatest
+        that divides every multiplicity.
+
+        Args:
+            irreps_in: Of the nodes, for example ``"128x0e+128x1o"``, or e3nn's ``Irreps``.
+            irreps_sh: Of the edges.
+            irreps_out: Of the message.
+            instructions: ``(i_in, i_sh, i_out, mode, has_weight[, path_weight])``, mode ``uvu``
+                or ``uvw``.
+            irrep_normalization: ``component``, ``norm`` or ``none``.
+            path_normalization: ``element``, ``path`` or ``none``.
+
+        Raises:
+            ValueError: An instruction breaks a rule, or has a mode that is not supported.
+        """
+        irreps = (str(irreps_in), str(irreps_sh), str(irreps_out))
+        read = read_instructions(irreps, instructions, irrep_normalization, path_normalization)
+        return cls(**build_tables(irreps, read))
 
     @classmethod
     def build(
@@ -96,7 +144,7 @@ class ConvPlan:
         layout = FeatureLayout.parse(irreps_in)
         outputs = _output_blocks(paths)
         blocks = tuple(_path_blocks(layout, l_max, paths, outputs, w3j))
-        terms, values = _sparse_terms(blocks)
+        terms, values = path_terms(blocks)
         return cls(
             channels=layout.channels,
             dim_in=layout.dim,
@@ -157,19 +205,4 @@ def _coupling(path: Path, ir_in: Irrep, ir_out: Irrep, w3j: Mapping) -> np.ndarr
         got = w3j[key].shape if key in w3j else "none"
         raise ValueError(f"w3j of path {key}: expected shape {shape}, got {got}")
     symbol = np.asarray(w3j[key], dtype=np.float64)
-    return sqrt(ir_out.dim) * np.where(np.abs(symbol) > _ZERO, symbol, 0.0)
-
-
-def _sparse_terms(paths: Sequence[PathBlock]) -> tuple[np.ndarray, np.ndarray]:
-    terms, values = [], []
-    for index, path in enumerate(paths):
-        m_in, m_edge, m_out = np.nonzero(path.coupling)
-        values.append(path.coupling[m_in, m_edge, m_out])
-        columns = (
-            path.rows_in.start + m_in,
-            path.rows_edge.start + m_edge,
-            np.full(len(m_in), index),
-            path.rows_out.start + m_out * path.rows_out.step,
-        )
-        terms.append(np.stack(columns, axis=1))
-    return np.concatenate(terms).astype(np.int32), np.concatenate(values)
+    return sqrt(ir_out.dim) * np.where(np.abs(symbol) > ZERO, symbol, 0.0)

@@ -5,25 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mace_stream.couplings import ConvPlan
+from mace_stream.couplings import MODES, ConvPlan, resolve_mode
+from mace_stream.couplings.blocks import ProductBlock
 from mace_stream.torch.conv_derivatives import convolve
 from mace_stream.torch.ops import kernel_number
 
-MODES = ("auto", "streaming", "standard")
-
-
-def resolve_mode(mode: str) -> tuple[str, str]:
-    """Return the mode that will run and the reason.
-
-    Raises:
-        ValueError: The mode is unknown.
-    """
-    if mode not in MODES:
-        raise ValueError(f"conv mode: expected one of {', '.join(MODES)}, got {mode!r}")
-    if mode == "standard":
-        return "standard", "asked for: edges in any order, sums by atomics"
-    reason = "asked for" if mode == "streaming" else "chosen: every path keeps its channels (uvu)"
-    return "streaming", f"{reason}; a receiver's edges are summed in registers"
+__all__ = ["MODES", "conv", "edge_receiver", "plain_conv", "resolve_mode"]
 
 
 def conv(
@@ -40,27 +27,37 @@ def conv(
     """Sum every edge's message into its receiver, on the arrays' device.
 
     First and second derivatives are kernels too; the third is refused. Results repeat bit for bit
-    on a CPU, and on CUDA in mode ``streaming`` but for the cotangent of ``node_feats``.
+    on a CPU, and on CUDA in mode ``streaming`` but for the cotangent of ``node_feats``. Where the
+    instructions of ``plan`` mix channels, all is plain torch and differentiable at will.
 
     Args:
         node_feats: ``[n_nodes, dim_in, channels]``, float32 or float64.
         edge_attrs: Spherical harmonics ``[n_edges, dim_edge]``.
         path_weights: ``[n_edges, n_paths, channels]``.
         indptr: Row pointers ``[n_receivers + 1]``, int64; receivers are the first nodes. Empty
-            rows, no rows and no edges are valid.
-        sender: Node of every edge's sender ``[n_edges]``, int32 or int64.
+            rows, no rows and no edges are valid. The last is the number of edges.
+        sender: Node of every edge's sender ``[n_edges]``, int32 or int64. Values are checked on a
+            CPU only.
         plan: The tables of this convolution.
         mode: ``auto``, ``streaming`` or ``standard``.
-        deterministic: Sum the cotangent of ``node_feats`` by sender instead of by atomics.
+        deterministic: Sum the cotangent of ``node_feats`` by sender instead of by atomics, so
+            that everything repeats bit for bit.
 
     Returns:
         ``[n_receivers, dim_out, channels]``; the row order is that of ``plan``.
 
     Raises:
-        ValueError: An argument has the wrong shape or dtype, or the mode is unknown.
+        ValueError: An argument has the wrong shape or dtype, or the mode is unknown or cannot
+            serve this plan.
     """
-    chosen, _ = resolve_mode(mode)
+    chosen, reason = resolve_mode(mode, plan)
+    if deterministic and chosen == "standard":
+        raise ValueError(
+            f"deterministic: expected False in mode standard ({reason}), whose sums take any order"
+        )
     _check(node_feats, edge_attrs, path_weights, indptr, sender, plan)
+    if plan.products:
+        return plain_conv(node_feats, edge_attrs, path_weights, indptr, sender, plan)
     n_receivers = indptr.shape[0] - 1
     rows, receiver = indptr, None
     if chosen == "standard":
@@ -85,14 +82,31 @@ def plain_conv(
     receiver = edge_receiver(indptr)
     feats = node_feats[sender]
     message = node_feats.new_zeros(len(indptr) - 1, plan.dim_out, node_feats.shape[-1])
+    rows = torch.arange(plan.dim_out, device=feats.device)
     for index, path in enumerate(plan.paths):
         coupling = torch.as_tensor(path.coupling, dtype=feats.dtype, device=feats.device)
         weighted = feats[:, path.rows_in] * path_weights[:, index, None]
         harmonics = edge_attrs[:, path.rows_edge]
         parts = torch.einsum("imo,em,eic->eoc", coupling, harmonics, weighted)
-        rows = torch.arange(plan.dim_out, device=feats.device)[path.rows_out]
-        message = message.index_put((receiver[:, None], rows), parts, accumulate=True)
+        message = message.index_put((receiver[:, None], rows[path.rows_out]), parts, True)
+    for product in plan.products:
+        parts = _multiply(product, feats, edge_attrs, path_weights)
+        message = message.index_put((receiver[:, None], rows[product.rows_out]), parts, True)
     return message
+
+
+def _multiply(
+    product: ProductBlock, feats: Tensor, edge_attrs: Tensor, path_weights: Tensor
+) -> Tensor:
+    """Messages of all edges ``[n_edges, mul_out * dim_out, 1]``, one batched product per edge."""
+    coupling = torch.as_tensor(product.coupling, dtype=feats.dtype, device=feats.device)
+    mul_in, mul_edge, _ = product.muls
+    feats = feats[:, product.rows_in, 0].unflatten(1, (mul_in, -1))
+    harmonics = edge_attrs[:, product.rows_edge].unflatten(1, (mul_edge, -1))
+    weights = path_weights[:, product.rows_weight, 0].unflatten(1, product.weight_shape)
+    coupled = torch.einsum("imo,evm,eui->euvo", coupling, harmonics, feats)
+    equation = "euvw,euvo->ewo" if product.mode == "uvw" else "euv,euvo->euo"
+    return torch.einsum(equation, weights, coupled).flatten(1)[..., None]
 
 
 def edge_receiver(indptr: Tensor) -> Tensor:
@@ -109,20 +123,24 @@ def _check(
     sender: Tensor,
     plan: ConvPlan,
 ) -> None:
-    n_edges, channels = sender.shape[0], node_feats.shape[-1]
-    expected = {
-        "node_feats": (node_feats, (node_feats.shape[0], plan.dim_in, channels)),
-        "edge_attrs": (edge_attrs, (n_edges, plan.dim_edge)),
-        "path_weights": (path_weights, (n_edges, plan.n_paths, channels)),
-        "indptr": (indptr, (max(1, indptr.shape[0]),)),
+    floats = {"node_feats": node_feats, "edge_attrs": edge_attrs, "path_weights": path_weights}
+    n_edges = sender.shape[0]
+    shapes = {
+        "node_feats": (node_feats.shape[0], plan.dim_in, plan.channels),
+        "edge_attrs": (n_edges, plan.dim_edge),
+        "path_weights": (n_edges, plan.n_paths, plan.channels),
+        "indptr": (max(1, indptr.shape[0]),),
+        "sender": (n_edges,),
     }
-    for name, (tensor, shape) in expected.items():
-        if tuple(tensor.shape) != shape:
-            raise ValueError(f"{name}: expected shape {shape}, got {tuple(tensor.shape)}")
+    for name, tensor in (floats | {"indptr": indptr, "sender": sender}).items():
+        if tuple(tensor.shape) != shapes[name]:
+            raise ValueError(f"{name}: expected shape {shapes[name]}, got {tuple(tensor.shape)}")
         if tensor.device != node_feats.device:
             raise ValueError(f"{name}: expected on {node_feats.device}, got {tensor.device}")
-    for name, tensor in (("edge_attrs", edge_attrs), ("path_weights", path_weights)):
+    for name, tensor in floats.items():
         if tensor.dtype != node_feats.dtype:
             raise ValueError(f"{name}: expected {node_feats.dtype}, got {tensor.dtype}")
     if indptr.dtype != torch.int64:
         raise ValueError(f"indptr: expected torch.int64, got {indptr.dtype}")
+    if sender.dtype not in (torch.int32, torch.int64):
+        raise ValueError(f"sender: expected torch.int32 or torch.int64, got {sender.dtype}")

@@ -85,7 +85,7 @@ def conv_backward(
     arrays = _dense(node_feats, edge_attrs, path_weights)
     (message_bar,) = _dense(message_bar)
     call = _Call(owner, arrays, indptr, sender, receiver, n_receivers)
-    if want_nodes and call.needs_senders(deterministic):
+    if want_nodes and call.needs_senders(deterministic or owner.plan.sender_owned):
         call.group_by_sender()
     scratch = call.prepare(core.BACKWARD, nodes=want_nodes)
     node_bar = torch.empty_like(arrays[0]) if want_nodes else node_feats.new_empty(0)
@@ -117,7 +117,7 @@ def conv_double_backward(
     (message_bar,) = _dense(message_bar)
     cotangents = [None if ct is None else _dense(ct)[0] for ct in (node_ct, attrs_ct, weights_ct)]
     call = _Call(owner, arrays, indptr, sender, receiver, n_receivers)
-    if call.needs_senders(deterministic):
+    if call.needs_senders(deterministic or owner.plan.sender_owned_second):
         call.group_by_sender()
     scratch = call.prepare(core.DOUBLE_BACKWARD, nodes=True)
     grads = [torch.empty_like(array) for array in (*arrays, message_bar)]
@@ -179,9 +179,9 @@ class _Call:
         """CUDA device number, or -1."""
         return self.device.index if self.device.type == "cuda" else core.CPU
 
-    def needs_senders(self, deterministic: bool) -> bool:
-        """Whether node cotangents come from a sender-owned pass."""
-        return self.number == core.CPU or deterministic or self.owner.plan.sender_owned
+    def needs_senders(self, preferred: bool) -> bool:
+        """Whether node cotangents come from a sender-owned pass: always on a CPU."""
+        return self.number == core.CPU or preferred
 
     def group_by_sender(self) -> None:
         """Sort the edges by sender, for the sender-owned pass."""
