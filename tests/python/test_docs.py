@@ -61,7 +61,7 @@ def test_keyword_table_is_that_of_the_code():
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ("| `conv` | `auto` or `standard` | `auto` |\n", ""),
+        ("| `conv` | `auto` or `streaming` or `standard` | `auto` |\n", ""),
         ("| `auto`, `cpu`, `cuda` or `cuda:N` |", "| `auto`, `cpu` or `cuda` |"),
         ("| `auto` or `full` or `half` | `auto` |", "| `auto` or `full` or `half` | `half` |"),
     ],

@@ -23,7 +23,8 @@ FORBIDDEN = {
     "bridge": {"mace", "e3nn", "mace_stream.cli", "mace_stream.convert", "mace_stream.validation"}
     | ENGINES,
     "convert": {"mace_stream.bridge", "mace_stream.cli"} | ENGINES,
-    "kernels": {"mace", "e3nn", "mace_stream.bridge", "mace_stream.cli"} | ENGINES,
+    "kernels": {"torch", "jax", "mace", "e3nn", "mace_stream.bridge", "mace_stream.cli"} | ENGINES,
+    "bench": {"mace_stream.bridge", "mace_stream.cli"} | ENGINES,
     "testing": {"mace_stream.cli", "mace_stream.bridge"} | ENGINES,
     "validation": {"mace_stream.cli", "mace_stream.bridge", "mace_stream.torch", "mpi4py"},
     "cli": set(),

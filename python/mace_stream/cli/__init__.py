@@ -2,6 +2,7 @@
 
 import typer
 
+from mace_stream.cli.bench import app as bench
 from mace_stream.cli.convert import convert
 from mace_stream.cli.doctor import doctor
 from mace_stream.cli.info import info
@@ -16,3 +17,4 @@ app = typer.Typer(
 )
 for command in (convert, info, validate, doctor):
     app.command()(command)
+app.add_typer(bench, name="bench")

@@ -1,0 +1,38 @@
+"""The picture of a convolution benchmark: bars per case and pass, with the memory floor."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mace_stream.bench.conv import PASSES, Row
+
+
+def plot_rows(rows: list[Row], path: Path) -> None:
+    """Draw milliseconds of every implementation; a dash is the time to move the weights."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
+    done = [row for row in rows if row.median_ms is not None]
+    cases = list(dict.fromkeys(row.case for row in done))
+    impls = list(dict.fromkeys(row.impl for row in done))
+    figure, axes = plt.subplots(1, len(cases), figsize=(4 * len(cases), 3.5), squeeze=False)
+    for axis, case in zip(axes[0], cases, strict=True):
+        for k, impl in enumerate(impls):
+            bars = {r.pass_name: r.median_ms for r in done if r.case == case and r.impl == impl}
+            places = [PASSES.index(name) + 0.8 * (k + 0.5) / len(impls) - 0.4 for name in bars]
+            axis.bar(places, bars.values(), 0.8 / len(impls), label=impl)
+        floors = {row.pass_name: row.floor_ms for row in done if row.case == case}
+        for name, floor in floors.items():
+            place = PASSES.index(name)
+            axis.hlines(floor, place - 0.4, place + 0.4, colors="black", linestyles="dashed")
+        axis.set_xticks(range(len(PASSES)), PASSES)
+        axis.set_yscale("log")
+        axis.set_title(case)
+    axes[0][0].set_ylabel("ms")
+    axes[0][-1].legend(fontsize="small")
+    figure.suptitle(f"{done[0].device}, {done[0].dtype}; dashed: memory floor")
+    figure.tight_layout()
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
