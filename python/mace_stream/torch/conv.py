@@ -61,7 +61,7 @@ def conv(
     n_receivers = indptr.shape[0] - 1
     rows, receiver = indptr, None
     if chosen == "standard":
-        rows, receiver = None, edge_receiver(indptr)
+        rows, receiver = None, edge_receiver(indptr, sender.shape[0])
     kernel = kernel_number(plan, node_feats.dtype)
     arrays = node_feats, edge_attrs, path_weights
     return convolve(*arrays, rows, sender, receiver, n_receivers, kernel, deterministic)
@@ -79,7 +79,7 @@ def plain_conv(
 
     The yardstick of the kernels' errors; arguments as those of :func:`conv`.
     """
-    receiver = edge_receiver(indptr)
+    receiver = edge_receiver(indptr, sender.shape[0])
     feats = node_feats[sender]
     message = node_feats.new_zeros(len(indptr) - 1, plan.dim_out, node_feats.shape[-1])
     rows = torch.arange(plan.dim_out, device=feats.device)
@@ -109,10 +109,13 @@ def _multiply(
     return torch.einsum(equation, weights, coupled).flatten(1)[..., None]
 
 
-def edge_receiver(indptr: Tensor) -> Tensor:
-    """Return the row of every edge, shape ``[n_edges]``."""
+def edge_receiver(indptr: Tensor, n_edges: int | None = None) -> Tensor:
+    """Return the row of every edge, shape ``[n_edges]``.
+
+    Waits for the device unless the number of edges is given.
+    """
     rows = torch.arange(len(indptr) - 1, device=indptr.device)
-    return torch.repeat_interleave(rows, indptr.diff())
+    return torch.repeat_interleave(rows, indptr.diff(), output_size=n_edges)
 
 
 def _check(

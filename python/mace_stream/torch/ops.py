@@ -184,13 +184,14 @@ class _Call:
         return self.number == core.CPU or preferred
 
     def group_by_sender(self) -> None:
-        """Sort the edges by sender, for the sender-owned pass."""
-        counts = torch.bincount(self.sender, minlength=len(self.arrays[0]))
-        self.sender_indptr = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+        """Sort the edges by sender, for the sender-owned pass; does not wait for the device."""
         self.edge_of = torch.argsort(self.sender, stable=True)
+        nodes = torch.arange(len(self.arrays[0]) + 1, device=self.device, dtype=torch.int32)
+        self.sender_indptr = torch.searchsorted(self.sender[self.edge_of], nodes)
         if self.receiver is None:
             rows = torch.arange(self.n_receivers, device=self.device, dtype=torch.int32)
-            self.receiver = torch.repeat_interleave(rows, self.indptr.diff())
+            degrees, n_edges = self.indptr.diff(), len(self.sender)
+            self.receiver = torch.repeat_interleave(rows, degrees, output_size=n_edges)
 
     def prepare(self, pass_number: int, nodes: bool = True) -> Tensor | None:
         """Load the kernels of a pass; return scratch for the harmonics' cotangent where needed."""
