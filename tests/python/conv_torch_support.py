@@ -37,6 +37,16 @@ def model_plan(l_in=1, channels=3, l_max=3):
     )
 
 
+def small_plan(channels=1):
+    """Degrees 0 and 1 on all sides: small enough for finite differences."""
+    return ConvPlan.from_irreps(
+        f"{channels}x0e+{channels}x1o",
+        "0e+1o",
+        f"{channels}x0e+{channels}x1o+{channels}x1o+{channels}x0e",
+        [(a, b, k, "uvu", True) for k, (a, b) in enumerate([(0, 0), (0, 1), (1, 0), (1, 1)])],
+    )
+
+
 @dataclass(frozen=True)
 class Problem:
     """A convolution's inputs and graph."""
