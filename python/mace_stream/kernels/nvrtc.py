@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +39,8 @@ def compile_program(source: str, instances: Sequence[str], arch: str) -> Program
     """Return machine code for ``source`` with these template instances.
 
     The result is cached by the content of everything that goes in, so that a changed file or
-    compiler never meets an old result. Several processes may compile the same program at once.
+    compiler never meets an old result. Several processes may compile the same program at once. If
+    the folder cannot be written, a line on stderr says so.
 
     Args:
         source: CUDA C++ text; may include the files of ``csrc/cuda``.
@@ -131,18 +134,37 @@ def _read(path: Path) -> Program | None:
     try:
         header, cubin = path.read_bytes().split(b"\n", 1)
         meta = json.loads(header)
-    except (OSError, ValueError):
+        digest, names = meta["sha256"], meta["names"]
+    except (OSError, ValueError, TypeError, KeyError):
         return None
-    if hashlib.sha256(cubin).hexdigest() != meta.get("sha256"):
+    if hashlib.sha256(cubin).hexdigest() != digest:
         return None
-    return Program(cubin, meta["names"], 0.0)
+    return Program(cubin, names, 0.0)
 
 
 def _write(path: Path, program: Program) -> None:
     """Write under a name of our own, then rename: readers see a whole file or none."""
     meta = {"names": program.names, "sha256": hashlib.sha256(program.cubin).hexdigest()}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent)
-    with os.fdopen(handle, "wb") as file:
-        file.write(json.dumps(meta).encode() + b"\n" + program.cubin)
-    Path(temporary).replace(path)
+    content = json.dumps(meta).encode() + b"\n" + program.cubin
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(content)
+            Path(temporary).replace(path)
+        except OSError:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        _say_not_kept(path.parent, str(error))
+
+
+@cache
+def _say_not_kept(folder: Path, why: str) -> None:
+    """Tell once that kernels cannot be kept; they work all the same."""
+    print(
+        f"mace_stream: compiled kernels cannot be kept in {folder} ({why}), so the next run "
+        "compiles them again; set MACE_STREAM_CACHE to a folder that can be written",
+        file=sys.stderr,
+    )
