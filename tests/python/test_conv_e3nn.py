@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -363,38 +365,11 @@ def test_deterministic_refuses_sums_in_any_order():
         pair.by_us(*pair.inputs)
 
 
-# ---- traffic ----
+# ---- the page ----
 
 
-def test_traffic_is_counted():
-    """By hand: one path, one row in, three harmonics, three rows out, four channels."""
-    plan = ConvPlan.from_irreps("4x0e", "1o", "4x1o", UVU)
-    forward, first, second = plan.traffic
-    assert forward.by_receiver == 4 + 4 + 3
-    assert first.by_receiver == (4 + 4 + 3) + (4 + 3) + 2 * 4
-    assert first.by_sender == (4 + 4 + 3) + (4 + 3) + (4 + 3 + 12)
-    assert second.by_receiver == 2 * (4 + 4 + 3) + (4 + 3) + 2 * 4
-    assert second.by_sender == 2 * (4 + 4 + 3) + (4 + 3) + 2 * (4 + 3 + 12)
-    assert not plan.sender_owned
-    text = plan.describe("float64")
-    assert f"{8 * first.by_sender}" in text
-    assert "mode streaming: every path keeps its channels" in text
-
-
-def test_wide_inputs_with_few_outputs_are_owned_by_the_sender():
-    wide = ConvPlan.from_irreps("32x4e", "4e", "32x0e", UVU)
-    assert wide.sender_owned
-    assert wide.sender_owned_second
-    assert "by sender: fewest bytes" in wide.describe()
-    between = ConvPlan.from_irreps("32x2e", "2e", "32x1e+32x0e", uvu("000", "001"))
-    assert between.sender_owned
-    assert not between.sender_owned_second
-
-
-def test_describe_says_why_streaming_cannot_serve():
-    assert (
-        "mode standard: the harmonics have 65 components"
-        in ConvPlan.from_irreps(*CASES["many harmonics"]).describe()
-    )
-    with pytest.raises(ValueError, match="dtype: expected one of float32, float64"):
-        ConvPlan.from_irreps(*CASES["uvu"]).describe("float16")
+def test_the_page_runs():
+    page = (Path(__file__).resolve().parents[2] / "docs" / "convolution.md").read_text("utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert len(blocks) == 2
+    exec("\n".join(blocks), {})  # noqa: S102  our own page
