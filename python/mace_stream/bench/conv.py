@@ -185,8 +185,7 @@ def _derivatives(
     second = pass_name == "hvp"  # noqa: S105
     bars = torch.autograd.grad(message, leaves, message_bar, create_graph=second)
     if second:
-        product = sum((bar * vector).sum() for bar, vector in zip(bars, vectors, strict=True))
-        bars = torch.autograd.grad(product, leaves)
+        bars = torch.autograd.grad(bars, leaves, vectors)
     return [message.detach(), *bars]
 
 
