@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 from conv_torch_support import PATHS, model_plan
@@ -74,6 +75,24 @@ def test_degrees_up_to_four_compile(channels, arch):
     plan = ConvPlan.from_irreps("+".join(irreps), "4e+2e", "+".join(irreps), instructions)
     for name in ("forward", "backward", "double backward", "backward by sender"):
         check_compiles(plan, "float32", arch, VARIANTS[name])
+
+
+def plan_with_harmonics(irreps_sh, channels=1):
+    return ConvPlan.from_irreps(
+        f"{channels}x0e", irreps_sh, f"{channels}x{irreps_sh[-2:]}", [(0, 0, 0, "uvu", True)]
+    )
+
+
+@pytest.mark.parametrize("name", ["forward", "backward by sender", "double backward"])
+@pytest.mark.parametrize("irreps_sh", ["0e", "1o", "4e", "32x0e"])
+def test_any_number_of_harmonics_compiles(irreps_sh, name):
+    check_compiles(plan_with_harmonics(irreps_sh), "float64", "sm_90", VARIANTS[name])
+
+
+def test_more_harmonics_than_lanes_are_refused():
+    plan = replace(plan_with_harmonics("32x0e"), dim_edge=33)
+    with pytest.raises(ValueError, match="edge_attrs: expected at most 32 components"):
+        compile_variant(plan, "float32", "sm_90", VARIANTS["forward"])
 
 
 def test_architectures_differ():

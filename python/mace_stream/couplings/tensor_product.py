@@ -20,8 +20,8 @@ from mace_stream.couplings.instructions import Instruction
 from mace_stream.couplings.irreps import Irrep, parse_irreps
 from mace_stream.couplings.wigner import wigner_3j
 
-MAX_DIM_EDGE = 64
-"""Harmonics that the kernels of the core library hold."""
+MAX_DIM_EDGE = 32
+"""Harmonics that the kernels hold: one per lane of a warp."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,6 +6,7 @@ import sys
 from itertools import count
 
 from mace_stream.couplings import ConvPlan
+from mace_stream.couplings.tensor_product import MAX_DIM_EDGE
 from mace_stream.kernels import core
 from mace_stream.kernels.groups import plan_launch
 from mace_stream.kernels.nvrtc import Program, compile_program
@@ -66,7 +67,15 @@ def compile_variant(
 
     Returns:
         The program, and name, width, threads and shared bytes of the kernel of every group.
+
+    Raises:
+        ValueError: The plan has more harmonics than the kernels hold.
+        CompileError: NVRTC is missing or refuses the source.
     """
+    if plan.dim_edge > MAX_DIM_EDGE:
+        raise ValueError(
+            f"edge_attrs: expected at most {MAX_DIM_EDGE} components on a GPU, got {plan.dim_edge}"
+        )
     pass_name = PASS_NAMES[variant[0]]
     launch = plan_launch(plan, pass_name, 8 if dtype == "float64" else 4)
     arguments = _template_arguments(variant, launch.width)
