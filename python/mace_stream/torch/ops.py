@@ -40,11 +40,10 @@ def kernel_for(plan: ConvPlan, dtype: torch.dtype) -> ConvKernel:
     return ConvKernel(plan, _DTYPES[dtype])
 
 
-# ---- operators ----
+# ---- operators; the functions named _now are the same without torch's dispatcher ----
 
 
-@torch.library.custom_op("mace_stream::conv_forward", mutates_args=())
-def conv_forward(
+def conv_forward_now(
     node_feats: Tensor,
     edge_attrs: Tensor,
     path_weights: Tensor,
@@ -66,8 +65,7 @@ def conv_forward(
     return message
 
 
-@torch.library.custom_op("mace_stream::conv_backward", mutates_args=())
-def conv_backward(
+def conv_backward_now(
     node_feats: Tensor,
     edge_attrs: Tensor,
     path_weights: Tensor,
@@ -95,8 +93,7 @@ def conv_backward(
     return node_bar, attrs_bar, weights_bar
 
 
-@torch.library.custom_op("mace_stream::conv_double_backward", mutates_args=())
-def conv_double_backward(
+def conv_double_backward_now(
     node_feats: Tensor,
     edge_attrs: Tensor,
     path_weights: Tensor,
@@ -124,6 +121,16 @@ def conv_double_backward(
     call.run("double_backward", message_bar, *cotangents, *grads, scratch)
     return grads[0], grads[1], grads[2], grads[3]
 
+
+conv_forward = torch.library.custom_op(
+    "mace_stream::conv_forward", conv_forward_now, mutates_args=()
+)
+conv_backward = torch.library.custom_op(
+    "mace_stream::conv_backward", conv_backward_now, mutates_args=()
+)
+conv_double_backward = torch.library.custom_op(
+    "mace_stream::conv_double_backward", conv_double_backward_now, mutates_args=()
+)
 
 # ---- shapes, for tracing ----
 
@@ -169,8 +176,8 @@ class _Call:
         self.arrays = arrays
         self.device = arrays[0].device
         self.indptr = indptr
-        self.sender = sender.to(torch.int32).contiguous()
-        self.receiver = None if receiver is None else receiver.to(torch.int32).contiguous()
+        self.sender = _indices(sender)
+        self.receiver = None if receiver is None else _indices(receiver)
         self.n_receivers = n_receivers
         self.sender_indptr = self.edge_of = None
 
@@ -221,6 +228,12 @@ class _Call:
         stream = torch.cuda.current_stream(self.device).cuda_stream if self.number >= 0 else None
         place = core.Place(self.number, stream)
         self.owner.core.call(name, place, graph, *map(_address, (*self.arrays, *others)))
+
+
+def _indices(nodes: Tensor) -> Tensor:
+    return (
+        nodes if nodes.dtype == torch.int32 and nodes.is_contiguous() else nodes.int().contiguous()
+    )
 
 
 def _address(array: Tensor | None) -> int | None:
