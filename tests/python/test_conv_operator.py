@@ -20,6 +20,7 @@ from conv_torch_support import (
 )
 
 from mace_stream.couplings import resolve_mode
+from mace_stream.kernels.conv_kernel import kernel_name
 from mace_stream.torch import ops
 from mace_stream.torch.conv import conv, edge_receiver
 
@@ -38,7 +39,7 @@ def operator_inputs(given, any_order, deterministic=False):
     graph = given.indptr, given.sender, None
     if any_order:
         graph = None, given.sender, edge_receiver(given.indptr)
-    kernel = ops.kernel_number(given.plan, arrays[0].dtype)
+    kernel = kernel_name(given.plan, str(arrays[0].dtype).removeprefix("torch."))
     return [*arrays], bar, graph, (n_receivers, kernel, deterministic)
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import count
 from math import sqrt
 
 import numpy as np
@@ -21,6 +22,9 @@ from mace_stream.couplings.irreps import FeatureLayout, Irrep
 from mace_stream.couplings.tensor_product import E3nnLayout, build_tables
 from mace_stream.couplings.traffic import PassTraffic, Sizes, count_traffic, describe_traffic
 from mace_stream.spec import Path
+
+_numbers = count()
+_plans: dict[str, ConvPlan] = {}
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +51,16 @@ class ConvPlan:
     """Why mode ``streaming`` cannot serve, if it cannot."""
     e3nn: E3nnLayout | None = None
     """Places in e3nn's vectors, if the plan was made from e3nn's instructions."""
+    name: str = field(default_factory=lambda: f"plan{next(_numbers)}", init=False)
+    """By which operators of a framework know the plan; plans live until the process ends."""
+
+    def __post_init__(self) -> None:
+        _plans[self.name] = self
+
+    @staticmethod
+    def by_name(name: str) -> ConvPlan:
+        """Return the plan of that name."""
+        return _plans[name]
 
     @property
     def n_paths(self) -> int:

@@ -7,24 +7,9 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
-from mace_stream.couplings import ConvPlan
+from mace_stream.couplings import ConvPlan, resolve_mode
 from mace_stream.jax import ops
-
-MODES = ("auto", "streaming", "standard")
-
-
-def resolve_mode(mode: str) -> tuple[str, str]:
-    """Return the mode that will run and the reason.
-
-    Raises:
-        ValueError: The mode is unknown.
-    """
-    if mode not in MODES:
-        raise ValueError(f"conv mode: expected one of {', '.join(MODES)}, got {mode!r}")
-    if mode == "standard":
-        return "standard", "asked for: edges in any order, sums by atomics"
-    reason = "asked for" if mode == "streaming" else "chosen: every path keeps its channels (uvu)"
-    return "streaming", f"{reason}; a receiver's edges are summed in registers"
+from mace_stream.kernels.conv_kernel import kernel_name
 
 
 def conv(
@@ -62,17 +47,25 @@ def conv(
         ``[n_receivers, dim_out, channels]``; the row order is that of ``plan``.
 
     Raises:
-        ValueError: An argument has the wrong shape or dtype, or the mode is unknown.
+        ValueError: An argument has the wrong shape or dtype, or the mode is unknown or cannot
+            serve this plan.
+        NotImplementedError: The plan mixes channels.
     """
-    chosen, _ = resolve_mode(mode)
+    chosen, reason = resolve_mode(mode, plan)
+    if plan.products:
+        raise NotImplementedError(f"conv: {reason}; in JAX only plans that stream are served")
+    if deterministic and chosen == "standard":
+        raise ValueError(
+            f"deterministic: expected False in mode standard ({reason}), whose sums take any order"
+        )
     inputs = [jnp.asarray(x) for x in (node_feats, edge_attrs, path_weights, indptr, sender)]
     _check(*inputs, plan)
     *arrays, indptr, sender = inputs
     rows, receiver = indptr, ops.absent(jnp.int32)
     if chosen == "standard":
         rows, receiver = ops.absent(jnp.int32), ops.edge_receiver(indptr, len(sender))
-    kernel = ops.kernel_for(plan, arrays[0].dtype.name)
-    settings = ops.Settings(len(indptr) - 1, kernel.number, deterministic)
+    kernel = kernel_name(plan, arrays[0].dtype.name)
+    settings = ops.Settings(len(indptr) - 1, kernel, deterministic)
     return ops.conv_forward(*arrays, rows, sender.astype(jnp.int32), receiver, settings)
 
 

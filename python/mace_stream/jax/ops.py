@@ -30,9 +30,8 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from mace_stream.compiled import compiled_directory
-from mace_stream.couplings import ConvPlan
 from mace_stream.kernels import core
-from mace_stream.kernels.conv_kernel import ConvKernel, kernel_by_number
+from mace_stream.kernels.conv_kernel import kernel_by_name
 
 LIBRARY = "libmace_stream_jax.so"
 PASSES = ("forward", "backward", "double_backward")
@@ -46,21 +45,9 @@ class Settings(NamedTuple):
     """What a call fixes when it is traced."""
 
     n_receivers: int
-    kernel: int
+    kernel: str
     deterministic: bool
     want_nodes: bool = True
-
-
-@cache
-def kernel_for(plan: ConvPlan, dtype: str) -> ConvKernel:
-    """Return the kernels of a plan in a precision; one per process.
-
-    Raises:
-        ValueError: The precision is neither float32 nor float64.
-    """
-    if dtype not in ("float32", "float64"):
-        raise ValueError(f"conv: expected float32 or float64, got {dtype}")
-    return ConvKernel(plan, dtype)
 
 
 def absent(dtype: Any) -> Array:
@@ -102,12 +89,12 @@ def _target(name: str) -> str:
 
 
 def _call(
-    name: str, results: Sequence, arrays: Sequence[Array], graph: Sequence[Array], kernel: int
+    name: str, results: Sequence, arrays: Sequence[Array], graph: Sequence[Array], kernel: str
 ) -> list[Array]:
     """Call ``ms_conv_<name>`` when the program runs."""
     shapes = [jax.ShapeDtypeStruct(result.shape, result.dtype) for result in results]
     call = jax.ffi.ffi_call(_target(name), shapes, vmap_method="sequential")
-    return list(call(*arrays, *graph, plan=np.int64(kernel_by_number(kernel).core.address)))
+    return list(call(*arrays, *graph, plan=np.int64(kernel_by_name(kernel).core.address)))
 
 
 def _forward_on(platform: str, *operands: Array, settings: Settings) -> list[Array]:
@@ -122,7 +109,8 @@ def _backward_on(
 ) -> list[Array]:
     """Either backward pass; one more result than the primitive's is room for tiles."""
     arrays, graph = operands[:-N_GRAPH], operands[-N_GRAPH:]
-    by_sender = settings.want_nodes and _needs_senders(platform, settings)
+    second = pass_number == core.DOUBLE_BACKWARD
+    by_sender = settings.want_nodes and _needs_senders(platform, settings, second)
     variant = (pass_number, _any_order(graph), settings.want_nodes and not by_sender)
     tiles = _load(platform, settings, variant, arrays[0].shape[-1], by_sender)
     attrs = arrays[1]
@@ -143,7 +131,7 @@ def _load(
     """Load a pass on every CUDA device of this process; return how many tiles it writes."""
     if platform == "cpu":
         return 1
-    owner = kernel_by_number(settings.kernel)
+    owner = kernel_by_name(settings.kernel)
     devices = jax.local_devices(backend=platform)
     for device in devices:
         arch = f"sm_{device.compute_capability.replace('.', '')}"
@@ -153,9 +141,10 @@ def _load(
     return owner.core.tiles(devices[0].local_hardware_id, variant, channels)
 
 
-def _needs_senders(platform: str, settings: Settings) -> bool:
+def _needs_senders(platform: str, settings: Settings, second: bool) -> bool:
     """Whether node cotangents come from a sender-owned pass."""
-    owned = kernel_by_number(settings.kernel).plan.sender_owned
+    plan = kernel_by_name(settings.kernel).plan
+    owned = plan.sender_owned_second if second else plan.sender_owned
     return platform == "cpu" or settings.deterministic or owned
 
 
@@ -188,7 +177,7 @@ def _as_int64(array: Array) -> Array:
 
 def _forward_shapes(*operands: Any, settings: Settings) -> list:
     feats = operands[0]
-    dim_out = kernel_by_number(settings.kernel).plan.dim_out
+    dim_out = kernel_by_name(settings.kernel).plan.dim_out
     shape = (settings.n_receivers, dim_out, feats.shape[-1])
     return [jax.core.ShapedArray(shape, feats.dtype)]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from itertools import count
+from functools import cache
 
 from mace_stream.couplings import ConvPlan
 from mace_stream.couplings.tensor_product import MAX_DIM_EDGE
@@ -19,8 +19,7 @@ PASS_NAMES = {
     core.DOUBLE_BACKWARD: "conv_double_backward",
 }
 
-_kernels: dict[int, ConvKernel] = {}
-_numbers = count(1)
+DTYPES = ("float32", "float64")
 
 
 class ConvKernel:
@@ -35,9 +34,7 @@ class ConvKernel:
         self.plan = plan
         self.dtype = dtype
         self.core = core.CorePlan(plan, dtype)
-        self.number = next(_numbers)
         self._loaded: set[tuple] = set()
-        _kernels[self.number] = self
 
     def prepare(self, device: int, arch: str, variant: tuple[int, bool, bool]) -> None:
         """Compile and load a variant for a CUDA device, unless that is done.
@@ -100,6 +97,21 @@ def _template_arguments(variant: tuple[int, bool, bool], width: int) -> str:
     return ", ".join([str(width), *("true" if flag else "false" for flag in flags)])
 
 
-def kernel_by_number(number: int) -> ConvKernel:
-    """Return the kernel that an operator's attribute names."""
-    return _kernels[number]
+def kernel_name(plan: ConvPlan, dtype: str) -> str:
+    """Return the name by which operators know the kernels of a plan in a precision.
+
+    A text, because compilers of frameworks make variables of numbers.
+
+    Raises:
+        ValueError: The precision is neither float32 nor float64.
+    """
+    if dtype not in DTYPES:
+        raise ValueError(f"conv: expected float32 or float64, got {dtype}")
+    return plan.name + ":" + dtype
+
+
+@cache
+def kernel_by_name(name: str) -> ConvKernel:
+    """Return the kernels that an operator's attribute names; one per process."""
+    plan, dtype = name.split(":")
+    return ConvKernel(ConvPlan.by_name(plan), dtype)

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from mace_stream.couplings import MODES, ConvPlan, resolve_mode
 from mace_stream.couplings.blocks import ProductBlock
+from mace_stream.kernels.conv_kernel import kernel_name
 from mace_stream.torch.conv_derivatives import convolve
-from mace_stream.torch.ops import kernel_number
 
 __all__ = ["MODES", "conv", "edge_receiver", "plain_conv", "resolve_mode"]
 
@@ -62,7 +62,7 @@ def conv(
     rows, receiver = indptr, None
     if chosen == "standard":
         rows, receiver = None, edge_receiver(indptr, sender.shape[0])
-    kernel = kernel_number(plan, node_feats.dtype)
+    kernel = kernel_name(plan, str(node_feats.dtype).removeprefix("torch."))
     arrays = node_feats, edge_attrs, path_weights
     return convolve(*arrays, rows, sender, receiver, n_receivers, kernel, deterministic)
 

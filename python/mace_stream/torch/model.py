@@ -136,7 +136,8 @@ class MACE(nn.Module):
 
     def conv_modes(self) -> list[tuple[int, str, str]]:
         """Layer, mode and reason of every convolution, for the log."""
-        return [(t, *resolve_mode(self.conv_mode)) for t in range(len(self.interactions))]
+        plans = [interaction.plan for interaction in self.interactions]
+        return [(t, *resolve_mode(self.conv_mode, plan)) for t, plan in enumerate(plans)]
 
     def forward(
         self,

@@ -11,34 +11,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from mace_stream.couplings import ConvPlan
 from mace_stream.kernels import core
-from mace_stream.kernels.conv_kernel import ConvKernel, kernel_by_number
-
-_DTYPES = {torch.float32: "float32", torch.float64: "float64"}
-
-
-@torch.compiler.assume_constant_result
-def kernel_number(plan: ConvPlan, dtype: torch.dtype) -> int:
-    """Return the number by which the operators know the kernels of a plan.
-
-    Raises:
-        ValueError: The precision is neither float32 nor float64.
-    """
-    return kernel_for(plan, dtype).number
-
-
-@cache
-def kernel_for(plan: ConvPlan, dtype: torch.dtype) -> ConvKernel:
-    """Return the kernels of a plan in a precision; one per process.
-
-    Raises:
-        ValueError: The precision is neither float32 nor float64.
-    """
-    if dtype not in _DTYPES:
-        raise ValueError(f"conv: expected float32 or float64, got {dtype}")
-    return ConvKernel(plan, _DTYPES[dtype])
-
+from mace_stream.kernels.conv_kernel import ConvKernel, kernel_by_name
 
 # ---- operators; the functions named _now are the same without torch's dispatcher ----
 
@@ -51,12 +25,12 @@ def conv_forward_now(
     sender: Tensor,
     receiver: Tensor | None,
     n_receivers: int,
-    kernel: int,
+    kernel: str,
     deterministic: bool,
 ) -> Tensor:
     """Message [n_receivers, dim_out, channels]."""
     del deterministic  # the forward pass of grouped edges has no atomics
-    owner = kernel_by_number(kernel)
+    owner = kernel_by_name(kernel)
     arrays = _dense(node_feats, edge_attrs, path_weights)
     message = node_feats.new_empty(n_receivers, owner.plan.dim_out, node_feats.shape[-1])
     call = _Call(owner, arrays, indptr, sender, receiver, n_receivers)
@@ -74,12 +48,12 @@ def conv_backward_now(
     sender: Tensor,
     receiver: Tensor | None,
     n_receivers: int,
-    kernel: int,
+    kernel: str,
     deterministic: bool,
     want_nodes: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Cotangents of the three inputs; that of the nodes is empty unless wanted."""
-    owner = kernel_by_number(kernel)
+    owner = kernel_by_name(kernel)
     arrays = _dense(node_feats, edge_attrs, path_weights)
     (message_bar,) = _dense(message_bar)
     call = _Call(owner, arrays, indptr, sender, receiver, n_receivers)
@@ -105,11 +79,11 @@ def conv_double_backward_now(
     sender: Tensor,
     receiver: Tensor | None,
     n_receivers: int,
-    kernel: int,
+    kernel: str,
     deterministic: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of the three inputs and of the message cotangent; a cotangent None is zero."""
-    owner = kernel_by_number(kernel)
+    owner = kernel_by_name(kernel)
     arrays = _dense(node_feats, edge_attrs, path_weights)
     (message_bar,) = _dense(message_bar)
     cotangents = [None if ct is None else _dense(ct)[0] for ct in (node_ct, attrs_ct, weights_ct)]
@@ -137,7 +111,7 @@ conv_double_backward = torch.library.custom_op(
 
 @conv_forward.register_fake
 def _(node_feats, edge_attrs, path_weights, indptr, sender, receiver, n_receivers, kernel, _det):  # noqa: ANN001, ANN202
-    plan = kernel_by_number(kernel).plan
+    plan = kernel_by_name(kernel).plan
     return node_feats.new_empty(n_receivers, plan.dim_out, node_feats.shape[-1])
 
 
