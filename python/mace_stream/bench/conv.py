@@ -96,7 +96,7 @@ def _measure(
     bandwidth: float,
     repeats: int,
 ) -> Iterator[Row]:
-    blank = _blank_row(problem, case, impl)
+    blank = blank_row(problem, case, impl)
     try:
         implementation = make(problem)
     except ImportError as error:
@@ -106,7 +106,7 @@ def _measure(
         row = replace(blank, pass_name=pass_name, floor_ms=_floor_ms(problem, pass_name, bandwidth))
         try:
             body, results = _pass_body(problem, implementation, pass_name)
-            error = _relative_error(problem, results(), exact[pass_name])
+            error = relative_error(problem, results(), exact[pass_name])
             times, peak = _time(body, problem.node_feats.device, repeats)
         except torch.cuda.OutOfMemoryError:
             yield replace(row, status="out_of_memory")
@@ -123,7 +123,8 @@ def _measure(
         )
 
 
-def _blank_row(problem: Problem, case: str, impl: str) -> Row:
+def blank_row(problem: Problem, case: str, impl: str) -> Row:
+    """Return a row without pass and numbers."""
     device = problem.node_feats.device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     dtype = str(problem.node_feats.dtype).removeprefix("torch.")
@@ -208,7 +209,7 @@ def exact_results(problem: Problem) -> dict[str, list[Tensor]]:
     return {name: _derivatives(call, leaves, ones, vectors, name) for name in PASSES}
 
 
-def _relative_error(problem: Problem, results: list[Tensor], exact: list[Tensor]) -> float:
+def relative_error(problem: Problem, results: list[Tensor], exact: list[Tensor]) -> float:
     """Largest relative error (norm) of message and of edge-sized cotangents, first receivers."""
     n_edges = int(problem.indptr[CHECKED_RECEIVERS])
     pairs = [(results[0][:CHECKED_RECEIVERS], exact[0])]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
@@ -34,6 +35,7 @@ def conv(
     nodes: Annotated[int, typer.Option(help="Number of nodes, about.")] = 5000,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the rows there.")] = None,
     csv_file: Annotated[Path | None, typer.Option("--csv", help="Append the rows there.")] = None,
+    jax: Annotated[bool, typer.Option(help="Measure our operator in JAX too.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Draw a picture there (PNG).")] = None,
 ) -> None:
     """Time the convolution: forward, VJP and Hessian-vector product, each result checked."""
@@ -53,8 +55,13 @@ def conv(
     settings = {"device": place, "dtype": getattr(torch, dtype), "graph": graph, "n_nodes": nodes}
     console = Console()
     rows = []
+    measured = [bench.run(cases, names, **settings)]
+    if jax:
+        from mace_stream.bench import conv_jax
+
+        measured.append(conv_jax.run(cases, **settings))
     with console.status("measuring"):
-        for row in bench.run(cases, names, **settings):
+        for row in chain(*measured):
             rows.append(row)
             console.log(f"{row.case} {row.impl} {row.pass_name} {row.median_ms} {row.status}")
     console.print(_table(rows))
@@ -69,7 +76,17 @@ def conv(
 
 
 def _table(rows: list) -> Table:
-    columns = ("case", "pass", "impl", "median_ms", "floor_ms", "peak_mib", "rel_err", "status")
+    columns = (
+        "case",
+        "pass",
+        "impl",
+        "framework",
+        "median_ms",
+        "floor_ms",
+        "peak_mib",
+        "rel_err",
+        "status",
+    )
     table = Table(*columns, title=f"{rows[0].device}, {rows[0].dtype}")
     for row in rows:
         cells = row.cells()
