@@ -136,8 +136,7 @@ const char* ms_conv_double_backward(ms_conv_plan* plan, ms_place place, const ms
                                     {"path_weights", path_weights, sizes.path_weights},
                                     {"message_bar", message_bar, sizes.message},
                                     {"edge_attrs_grad", edge_attrs_grad, sizes.edge_attrs},
-                                    {"path_weights_grad", path_weights_grad, sizes.path_weights},
-                                    {"message_bar_grad", message_bar_grad, sizes.message}});
+                                    {"path_weights_grad", path_weights_grad, sizes.path_weights}});
   if (error) return error;
   if (!on_cpu(place))
     return message_of([&] {
@@ -146,6 +145,8 @@ const char* ms_conv_double_backward(ms_conv_plan* plan, ms_place place, const ms
           {node_bar_ct, attrs_bar_ct, weights_bar_ct}, message_bar,
           {node_feats_grad, edge_attrs_grad, path_weights_grad, attrs_scratch}, message_bar_grad);
     });
+  error = mace_stream::check_arguments({{"message_bar_grad", message_bar_grad, sizes.message}});
+  if (error) return error;
   error = check_cpu(*graph, node_feats_grad != nullptr);
   if (error) return error;
   in_type_of(*plan, [&](auto number) {

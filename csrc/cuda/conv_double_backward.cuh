@@ -17,7 +17,7 @@
 /// @param edge_attrs_grad    [n_tiles, n_edges, DIM_EDGE]     OUTPUT: one summand per tile
 /// @param path_weights_grad  [n_edges, N_PATHS, channels]     OUTPUT: the paths of this group
 /// @param message_bar_grad   [n_receivers, DIM_OUT, channels] OUTPUT: this group's rows; ADDED TO
-/// if ANY_ORDER
+/// if ANY_ORDER; null where nobody wants it
 template <typename G, int WIDTH, bool ANY_ORDER, bool NODES>
 __global__ void __launch_bounds__(BLOCK)
     conv_double_backward(Graph graph, EdgeArrays inputs, EdgeArrays cotangents,
@@ -35,6 +35,7 @@ __global__ void __launch_bounds__(BLOCK)
     load_rows_out<G>(message_bar + own_rows(), channels, share.active, bar);
   };
   const auto hand_on = [&] {
+    if (!message_bar_grad) return;
     put_rows_out<G, ANY_ORDER>(message_bar_grad + own_rows(), channels, share.active, bar_grad);
   };
   if (!ANY_ORDER) load_bar();

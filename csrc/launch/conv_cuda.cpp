@@ -119,7 +119,8 @@ void ConvCuda::double_backward(ms_place place, const ms_graph& graph, ConvArrays
   const std::int64_t n_tiles = ceil_div(graph.channels, WARP * variant.groups.front().width);
 
   clear(stream, gradients.node_feats, graph.n_nodes, dims_.dim_in, graph.channels);
-  if (any_order) clear(stream, message_bar_grad, graph.n_receivers, dims_.dim_out, graph.channels);
+  if (any_order && message_bar_grad)
+    clear(stream, message_bar_grad, graph.n_receivers, dims_.dim_out, graph.channels);
   void* attrs = n_tiles > 1 ? gradients.attrs_scratch : gradients.edge_attrs;
   void* arguments[] = {&rows,
                        &inputs,

@@ -108,7 +108,7 @@ MACE_STREAM_API const char* ms_conv_backward(ms_conv_plan* plan, ms_place place,
                                              void* attrs_scratch);
 
 /// VJP of ms_conv_backward. `*_ct` are cotangents of its three outputs (null stands for zero); the
-/// four gradients are overwritten.
+/// four gradients are overwritten. On CUDA `message_bar_grad` may be null: nobody wants it.
 MACE_STREAM_API const char* ms_conv_double_backward(
     ms_conv_plan* plan, ms_place place, const ms_graph* graph, const void* node_feats,
     const void* edge_attrs, const void* path_weights, const void* message_bar,

@@ -96,8 +96,11 @@ def _vjp_of_vjp(ctx: Any, node_ct: Tensor | None, *other_cts: Tensor | None) -> 
     if all(ct is None for ct in cotangents):
         return (None,) * 11
     tensors = [_LastDerivative.apply(tensor) for tensor in tensors]
-    grads = _DoubleBackward.apply(*tensors, *cotangents, indptr, sender, receiver, *settings)
-    return (*grads, *[None] * 7)
+    want_message = ctx.needs_input_grad[3]
+    *grads, message_grad = _DoubleBackward.apply(
+        *tensors, *cotangents, indptr, sender, receiver, *settings, want_message
+    )
+    return (*grads, message_grad if want_message else None, *[None] * 7)
 
 
 class _Backward(torch.autograd.Function):
@@ -114,7 +117,7 @@ class _Backward(torch.autograd.Function):
 
 def _save_double_backward(ctx: Any, inputs: tuple, output: Grads) -> None:
     del output
-    *tensors, ctx.n_receivers, ctx.kernel, ctx.deterministic = inputs
+    *tensors, ctx.n_receivers, ctx.kernel, ctx.deterministic, ctx.want_message = inputs
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(*tensors)
 
@@ -125,17 +128,18 @@ def _vjp_for_cotangents(ctx: Any, *bars: Tensor | None) -> Grads:
     arrays, graph = tensors[:3], (indptr, sender, receiver)
     settings = ctx.n_receivers, ctx.kernel, ctx.deterministic
     *input_bars, bar_bar = bars
+    bar_bar = bar_bar if ctx.want_message else None
     wanted = ctx.needs_input_grad[4:7]
     parts = []
     if any(bar is not None for bar in input_bars):
-        parts.append(_DoubleBackward.apply(*tensors, *input_bars, *graph, *settings)[:3])
+        parts.append(_DoubleBackward.apply(*tensors, *input_bars, *graph, *settings, False)[:3])
     if bar_bar is not None:
         parts.append(_Backward.apply(*arrays, bar_bar, *graph, *settings, wanted[0]))
     grads = [
         sum(part[index] for part in parts) if want and parts else None
         for index, want in enumerate(wanted)
     ]
-    return (*[None] * 4, *grads, *[None] * 6)
+    return (*[None] * 4, *grads, *[None] * 7)
 
 
 class _DoubleBackward(torch.autograd.Function):

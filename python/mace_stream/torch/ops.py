@@ -81,8 +81,12 @@ def conv_double_backward_now(
     n_receivers: int,
     kernel: str,
     deterministic: bool,
+    want_message: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of the three inputs and of the message cotangent; a cotangent None is zero."""
+    """Gradients of the three inputs and of the message cotangent; a cotangent None is zero.
+
+    The last gradient is empty unless wanted.
+    """
     owner = kernel_by_name(kernel)
     arrays = _dense(node_feats, edge_attrs, path_weights)
     (message_bar,) = _dense(message_bar)
@@ -91,9 +95,13 @@ def conv_double_backward_now(
     if call.needs_senders(deterministic or owner.plan.sender_owned_second):
         call.group_by_sender()
     scratch = call.prepare(core.DOUBLE_BACKWARD, nodes=True)
-    grads = [torch.empty_like(array) for array in (*arrays, message_bar)]
-    call.run("double_backward", message_bar, *cotangents, *grads, scratch)
-    return grads[0], grads[1], grads[2], grads[3]
+    grads = [torch.empty_like(array) for array in arrays]
+    message_grad = None
+    if want_message or call.number == core.CPU:
+        message_grad = torch.empty_like(message_bar)
+    call.run("double_backward", message_bar, *cotangents, *grads, message_grad, scratch)
+    wanted = message_grad if want_message else message_bar.new_empty(0)
+    return grads[0], grads[1], grads[2], wanted
 
 
 conv_forward = torch.library.custom_op(
@@ -124,7 +132,9 @@ def _(node_feats, edge_attrs, path_weights, message_bar, *rest):  # noqa: ANN001
 
 @conv_double_backward.register_fake
 def _(node_feats, edge_attrs, path_weights, message_bar, *rest):  # noqa: ANN001, ANN002, ANN202
-    return tuple(_like(array) for array in (node_feats, edge_attrs, path_weights, message_bar))
+    want_message = rest[-1]
+    last = _like(message_bar) if want_message else message_bar.new_empty(0)
+    return _like(node_feats), _like(edge_attrs), _like(path_weights), last
 
 
 def _like(array: Tensor) -> Tensor:
