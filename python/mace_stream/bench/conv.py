@@ -22,6 +22,8 @@ from mace_stream.torch.conv import plain_conv
 PASSES = ("forward", "vjp", "hvp")
 WARM_UP = 3
 CHECKED_RECEIVERS = 20
+WRONG = 1e-4
+"""Relative error from which a result counts as wrong, not as rounded."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +48,8 @@ class Row:
 
     def cells(self) -> dict[str, str]:
         """Column name -> text."""
-        cells = {name: "" if value is None else value for name, value in asdict(self).items()}
-        cells["pass"] = cells.pop("pass_name")
+        values = {"pass" if k == "pass_name" else k: v for k, v in asdict(self).items()}
+        cells = {name: "" if value is None else value for name, value in values.items()}
         for name in ("median_ms", "q25_ms", "q75_ms", "floor_ms"):
             cells[name] = f"{cells[name]:.4f}" if cells[name] != "" else ""
         cells["peak_mib"] = f"{cells['peak_mib']:.0f}" if cells["peak_mib"] != "" else ""
@@ -262,11 +264,11 @@ def _floor_ms(problem: Problem, pass_name: str, bandwidth: float) -> float:
     return passes * problem.path_weights.nbytes / bandwidth
 
 
-def append_csv(path: Path, rows: list[Row]) -> None:
-    """Add rows to a table, with a header if the file is new."""
-    new = not path.exists()
+def append_csv(path: Path, row: Row) -> None:
+    """Add a row to a table, with a header if the file is new."""
+    cells, new = row.cells(), not path.exists()
     with path.open("a", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0].cells()))
+        writer = csv.DictWriter(file, list(cells))
         if new:
             writer.writeheader()
-        writer.writerows(row.cells() for row in rows)
+        writer.writerow(cells)

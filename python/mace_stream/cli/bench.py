@@ -63,12 +63,12 @@ def conv(
     with console.status("measuring"):
         for row in chain(*measured):
             rows.append(row)
+            if csv_file:
+                bench.append_csv(csv_file, row)
             console.log(f"{row.case} {row.impl} {row.pass_name} {row.median_ms} {row.status}")
     console.print(_table(rows))
     if json_file:
         json_file.write_text(json.dumps([row.cells() for row in rows], indent=1))
-    if csv_file:
-        bench.append_csv(csv_file, rows)
     if plot:
         from mace_stream.bench.plot import plot_rows
 
