@@ -114,15 +114,9 @@ def _measure(
             yield replace(row, status="out_of_memory")
             continue
         low, middle, high = quantiles(times, n=4)
-        yield replace(
-            row,
-            median_ms=middle,
-            q25_ms=low,
-            q75_ms=high,
-            peak_mib=peak,
-            rel_err=error,
-            status="ok",
-        )
+        numbers = {"median_ms": middle, "q25_ms": low, "q75_ms": high}
+        status = "ok" if error < WRONG else "wrong_result"
+        yield replace(row, **numbers, peak_mib=peak, rel_err=error, status=status)
 
 
 def blank_row(problem: Problem, case: str, impl: str) -> Row:

@@ -1,0 +1,73 @@
+"""The benchmark of the convolution: what it calls right, what it calls wrong, what it writes."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from mace_stream.bench import conv, peers
+from mace_stream.cli import app
+
+DOCS = Path(__file__).parents[2] / "docs" / "benchmarks"
+SMALL = {"device": "cpu", "n_nodes": 30, "repeats": 2}
+
+
+def test_every_implementation_is_checked_and_right():
+    rows = list(conv.run(["first"], ["plain"], **SMALL))
+    assert [(row.impl, row.pass_name) for row in rows] == [
+        (impl, name) for impl in ("streaming", "standard", "plain") for name in conv.PASSES
+    ]
+    assert all(row.status == "ok" and 0 < row.rel_err < 1e-6 for row in rows)
+    assert all(row.q25_ms <= row.median_ms <= row.q75_ms for row in rows)
+
+
+def test_titanium_has_its_own_graph():
+    (row, *_) = conv.run(["first"], [], graph="hcp_ti", dtype=torch.float64, **SMALL)
+    assert row.status == "ok"
+    assert row.rel_err < 1e-14
+
+
+def test_a_planted_wrong_implementation_is_called_wrong(monkeypatch):
+    def wrong(problem):
+        right = peers.plain(problem)
+        return replace(right, call=lambda *arrays: 1.001 * right.call(*arrays))
+
+    monkeypatch.setitem(peers.PEERS, "plain", {"plain": wrong})
+    rows = [row for row in conv.run(["first"], ["plain"], **SMALL) if row.impl == "plain"]
+    assert {row.status for row in rows} == {"wrong_result"}
+
+
+def test_a_missing_peer_is_a_row_that_says_so(monkeypatch):
+    def missing(problem):
+        raise ModuleNotFoundError("No module named 'peer'")
+
+    monkeypatch.setitem(peers.PEERS, "plain", {"plain": missing})
+    *_, row = conv.run(["first"], ["plain"], **SMALL)
+    assert row.status == "not installed: No module named 'peer'"
+    assert row.median_ms is None
+
+
+def test_the_command_writes_the_documented_columns(tmp_path):
+    table = tmp_path / "conv.csv"
+    options = ["--case", "first", "--device", "cpu", "--nodes", "20", "--csv", str(table)]
+    result = CliRunner().invoke(app, ["bench", "conv", *options, "--plot", str(tmp_path / "p.png")])
+    assert result.exit_code == 0, result.output
+    rows = list(csv.DictReader(table.open()))
+    assert len(rows) == 6
+    published = list(csv.DictReader((DOCS / "conv.csv").open()))
+    assert list(rows[0]) == list(published[0])
+    text = (DOCS / "README.md").read_text()
+    assert all(f"`{column}`" in text for column in rows[0])
+    assert (tmp_path / "p.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize("option", [("--case", "tiny"), ("--with", "nobody"), ("--graph", "fcc")])
+def test_unknown_names_are_refused(option):
+    result = CliRunner().invoke(app, ["bench", "conv", *option])
+    assert result.exit_code == 2
+    assert "expected one of" in result.output
