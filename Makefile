@@ -2,9 +2,6 @@
 
 SHELL := /bin/bash
 
-# OpenMP threads that wait in a busy loop are many times slower when other programs use the cores.
-export OMP_WAIT_POLICY ?= passive
-
 .PHONY: help setup demo test clean
 
 help:

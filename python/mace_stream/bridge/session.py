@@ -11,6 +11,7 @@ import numpy as np
 from mace_stream import io
 from mace_stream.bridge import report
 from mace_stream.bridge.elements import map_types
+from mace_stream.bridge.linking import own_symbols_first
 from mace_stream.evaluation import Evaluation, check_array, check_finite
 from mace_stream.spec import ModelSpec
 
@@ -28,7 +29,8 @@ class Session:
     """
 
     def __init__(self, path: str, symbols: Sequence[str], options: Mapping[str, str]) -> None:
-        from mace_stream.torch.evaluator import TorchEvaluator
+        with own_symbols_first():
+            from mace_stream.torch.evaluator import TorchEvaluator
 
         self.path = Path(path)
         self.spec, tensors = io.load(self.path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Sequence
 from ctypes import POINTER, Structure, byref, c_char_p, c_double, c_int32, c_int64, c_void_p
 from functools import cache
@@ -75,7 +76,9 @@ def library() -> ctypes.CDLL:
     Raises:
         FileNotFoundError: The package was installed without its compiled part.
     """
-    core = ctypes.CDLL(str(compiled_directory() / LIBRARY))
+    # Its OpenMP runtime is to be torch's, not one that a host program brings.
+    mode = getattr(os, "RTLD_DEEPBIND", ctypes.DEFAULT_MODE)
+    core = ctypes.CDLL(str(compiled_directory() / LIBRARY), mode=mode)
     core.ms_conv_create.restype = c_void_p
     core.ms_conv_create.argtypes = [POINTER(Dims), POINTER(Term), POINTER(c_double)]
     core.ms_conv_free.restype = None
