@@ -205,7 +205,7 @@ def test_unwanted_node_cotangents_need_no_sender_rows(core):
     np.testing.assert_array_equal(bars[2], wanted[2])
 
 
-@pytest.mark.parametrize("wanted", itertools.product([False, True], repeat=3))
+@pytest.mark.parametrize("wanted", list(itertools.product([False, True], repeat=3)))
 def test_null_cotangents_are_zero(core, wanted):
     given = problem()
     message_bar, cts = cotangents(given)
