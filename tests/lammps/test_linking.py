@@ -16,7 +16,7 @@ import pytest
 from lammps_cells import mixed_cell
 from lammps_support import Setup, run_program
 
-BINDING = re.compile(r"binding file (\S+) \[0\] to (\S+) \[0\]: normal symbol `(\w+)'")
+BINDING = re.compile(r"binding file (.+?) \[0\] to (.+?) \[0\]: normal symbol `(\w+)'")
 
 
 def bindings(folder: Path) -> set[tuple[str, str, str]]:
