@@ -17,7 +17,7 @@ MAX_STAGE_BYTES = 20 * 1024
 
 @dataclass(frozen=True)
 class Tuning:
-    """What one pass gets, measured on an H200 (docs/benchmarks/conv_h200.csv)."""
+    """What one pass gets, as measured on an H200 (docs/kernels.md, "What was tried")."""
 
     stages: int
     """Edges on their way per warp."""
