@@ -161,9 +161,13 @@ class DensityNorm(nn.Module):
         super().__init__()
         self.register_buffer("weight", params.cast(params.linear("density")))
 
+    def per_edge(self, feats: Tensor) -> Tensor:
+        """Map radial features [n_edges, n_basis] to the density of each edge [n_edges, 1]."""
+        return torch.tanh((feats @ self.weight) ** 2)
+
     def forward(self, message: Tensor, edges: Edges) -> Tensor:
         """Normalise [n_receivers, dim, C]."""
-        per_edge = torch.tanh((edges.feats @ self.weight) ** 2).squeeze(1)
+        per_edge = self.per_edge(edges.feats).squeeze(1)
         density = per_edge.new_zeros(len(message)).index_add(0, edges.graph.receiver, per_edge)
         return message / (1 + density)[:, None, None]
 

@@ -140,12 +140,21 @@ class RadialNetwork(nn.Module):
             scale = layer.radial_activation_scale if k > 0 else 1.0
             self.register_buffer(f"weight_{k}", params.cast(scale * params.linear(f"radial.{k}")))
 
+    @property
+    def last_weight(self) -> Tensor:
+        """What maps hidden features to path weights, [H, n_paths * channels]."""
+        return getattr(self, f"weight_{self.n_layers - 1}")
+
+    def hidden(self, edge_feats: Tensor) -> Tensor:
+        """Map [n_edges, n_basis] to the last hidden features [n_edges, H]."""
+        hidden = edge_feats
+        for k in range(self.n_layers - 1):
+            hidden = self.activation(hidden @ getattr(self, f"weight_{k}"))
+        return hidden
+
     def forward(self, edge_feats: Tensor) -> Tensor:
         """Map [n_edges, n_basis] to [n_edges, n_paths, channels]."""
-        hidden = edge_feats @ self.weight_0
-        for k in range(1, self.n_layers):
-            hidden = self.activation(hidden) @ getattr(self, f"weight_{k}")
-        return hidden.unflatten(1, (self.n_paths, -1))
+        return (self.hidden(edge_feats) @ self.last_weight).unflatten(1, (self.n_paths, -1))
 
 
 class ZBLRepulsion(nn.Module):

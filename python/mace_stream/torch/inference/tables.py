@@ -1,0 +1,143 @@
+"""Radial tables of a model: its own radial modules, evaluated with two derivatives, in float64."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mace_stream.tables.grid import RadialFunction, refine, tabulate
+from mace_stream.tables.radial import RadialTables
+from mace_stream.torch.interaction import DensityNorm, Interaction, MeanNorm
+from mace_stream.torch.model import MACE
+from mace_stream.torch.radial import NoTransform, RadialNetwork
+
+PIECE = 512
+"""Distances per evaluation: what exists for each of them then stays in cache."""
+
+OfFeatures = Callable[[Tensor], Tensor]
+"""From radial features [n, n_basis] to [n, families, width]."""
+
+
+def build_tables(
+    model: MACE, species: Sequence[int], n_coef: int, bound: float, r_0: float = 0.5
+) -> RadialTables:
+    """Tabulate every function of the distance that the passes read.
+
+    ``1 / avg_num_neighbors`` is folded into the path weights of the later layers.
+
+    Args:
+        model: In float64.
+        species: Elements that are present, as indices into the model's.
+        n_coef: Coefficients of the polynomials: 4 (cubic) or 6 (quintic).
+        bound: Largest error of values and of derivatives, relative to the largest of each path of
+            each layer and pair, of each pair's hidden features, and of each pair's density.
+        r_0: Start of the grid in Å.
+
+    Raises:
+        ValueError: The model is not in float64, or no grid is fine enough.
+    """
+    if model.dtype != torch.float64:
+        raise ValueError(f"radial table: expected a model in float64, got {model.dtype}")
+    pairs = [_shared_pair(model, i, j) for i in species for j in species]
+    kinds = dict(_kinds(model))
+    functions = {
+        f"{kind} of elements {model.elements[i]} and {model.elements[j]}": _function(model, i, j, f)
+        for i, j in dict.fromkeys(pairs)
+        for kind, f in kinds.items()
+    }
+    order = n_coef // 2 - 1
+    fine = refine(functions, model.r_max, order, bound, r_0)
+
+    def stack(kind: str) -> np.ndarray | None:
+        """Tables of one kind, pair after pair, [rows, families, n_coef, width]."""
+        if kind not in kinds:
+            return None
+        tables = {
+            pair: tabulate(_function(model, *pair, kinds[kind]), fine.grid, order)
+            for pair in dict.fromkeys(pairs)
+        }
+        return np.concatenate([tables[pair].transpose(0, 2, 1, 3) for pair in pairs])
+
+    layers = range(len(model.interactions))
+    densities = [stack(f"density {t}") for t in layers]
+    return RadialTables(
+        grid=fine.grid,
+        n_coef=n_coef,
+        hidden=stack("hidden features")[:, 0],
+        convs=[stack(f"path weights {t}") for t in layers],
+        densities=[None if table is None else table[:, 0, :, 0] for table in densities],
+        value_error=fine.value_error,
+        slope_error=fine.slope_error,
+    )
+
+
+def _shared_pair(model: MACE, i: int, j: int) -> tuple[int, int]:
+    """A pair of species with the same functions: transforms are symmetric, or are none at all."""
+    if isinstance(model.radial.transform, NoTransform):
+        return 0, 0
+    return min(i, j), max(i, j)
+
+
+def _kinds(model: MACE) -> Iterator[tuple[str, OfFeatures]]:
+    """Name of every kind of table, and its function of the radial features."""
+    for t, interaction in enumerate(model.interactions):
+        if t == 0:
+            yield "hidden features", _hidden(interaction.radial)
+        else:
+            yield f"path weights {t}", _path_weights(interaction)
+        if isinstance(interaction.normalize, DensityNorm):
+            yield f"density {t}", _density(interaction.normalize)
+
+
+def _hidden(network: RadialNetwork) -> OfFeatures:
+    network = _twice_differentiable(network)
+    return lambda feats: network.hidden(feats)[:, None]
+
+
+def _path_weights(interaction: Interaction) -> OfFeatures:
+    norm, network = interaction.normalize, _twice_differentiable(interaction.radial)
+    scale = 1 / norm.avg_num_neighbors if isinstance(norm, MeanNorm) else 1.0
+    return lambda feats: scale * network(feats)
+
+
+def _twice_differentiable(network: RadialNetwork) -> RadialNetwork:
+    """The same network, its activation spelled out: torch has one forward derivative of silu."""
+    network = copy.copy(network)
+    if network.activation is torch.nn.functional.silu:
+        network.activation = lambda x: x * torch.sigmoid(x)
+    return network
+
+
+def _density(norm: DensityNorm) -> OfFeatures:
+    return lambda feats: norm.per_edge(feats)[:, None]
+
+
+def _function(model: MACE, i: int, j: int, of_features: OfFeatures) -> RadialFunction:
+    """Evaluate with exact derivatives, a piece of the distances at a time."""
+    device = model.atomic_energies.device
+    ends = torch.tensor([i], device=device), torch.tensor([j], device=device)
+
+    def value(length: Tensor) -> Tensor:
+        return of_features(model.radial(length[:, None], *ends))
+
+    def function(r: np.ndarray, order: int) -> list[np.ndarray]:
+        pieces = torch.as_tensor(r, device=device).split(PIECE)
+        with torch.no_grad():
+            parts = [_derivatives(value, piece, order) for piece in pieces]
+        return [torch.cat(part).cpu().numpy() for part in zip(*parts, strict=True)]
+
+    return function
+
+
+def _derivatives(function: Callable[[Tensor], Tensor], r: Tensor, order: int) -> list[Tensor]:
+    """The function and its derivatives up to ``order``, forwards through every operation."""
+    if order == 0:
+        return [function(r)]
+    lower, slopes = torch.func.jvp(
+        lambda x: _derivatives(function, x, order - 1), (r,), (torch.ones_like(r),)
+    )
+    return [*lower, slopes[-1]]
