@@ -1,4 +1,4 @@
-"""Radial tables of a model: its own radial modules, evaluated with two derivatives, in float64."""
+"""What a model says about distances: tables of its radial modules, and its pair repulsion."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mace_stream.kernels.inference import Repulsion
 from mace_stream.tables.grid import RadialFunction, refine, tabulate
 from mace_stream.tables.radial import RadialTables
 from mace_stream.torch.interaction import DensityNorm, Interaction, MeanNorm
@@ -72,6 +73,26 @@ def build_tables(
         densities=[None if table is None else table[:, 0, :, 0] for table in densities],
         value_error=fine.value_error,
         slope_error=fine.slope_error,
+    )
+
+
+def build_repulsion(model: MACE, species: Sequence[int]) -> Repulsion | None:
+    """Pair repulsion of present species, the head's scale folded in; None where there is none."""
+    zbl = model.pair_repulsion
+    if zbl is None:
+        return None
+
+    def of_present(buffer: Tensor) -> np.ndarray:
+        return buffer[list(species)].cpu().numpy()
+
+    charge = of_present(zbl.charge)
+    return Repulsion(
+        charge=model.scale * np.multiply.outer(charge, charge),
+        inverse_length=np.add.outer(*[of_present(zbl.inverse_length)] * 2),
+        bond=np.add.outer(*[of_present(zbl.radius)] * 2),
+        coefficients=tuple(zbl.coefficients),
+        decays=zbl.DECAYS,
+        p=zbl.p,
     )
 
 
