@@ -14,6 +14,8 @@ from mace_stream.spec import Path
 L_MAX = 3
 SENDER_SPREAD = 200
 """Senders lie within this many rows of their receiver, as in a sorted list of atoms."""
+DEGREE = 56
+GRAPHS = ("uniform", "hcp_ti")
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,7 @@ class Problem:
     plan: ConvPlan
     paths: tuple[Path, ...]
     case: Case
+    graph: str
     node_feats: Tensor
     edge_attrs: Tensor
     path_weights: Tensor
@@ -83,23 +86,40 @@ def case_plan(case: Case) -> ConvPlan:
     return ConvPlan.build(irreps, L_MAX, paths, symbols)
 
 
-def uniform_graph(n_nodes: int, degree: int, rng: np.random.Generator) -> tuple[np.ndarray, ...]:
-    """Row pointers and senders of nodes with equally many neighbours nearby."""
-    receiver = np.repeat(np.arange(n_nodes), degree)
-    shift = rng.integers(-SENDER_SPREAD, SENDER_SPREAD + 1, len(receiver))
-    return np.arange(n_nodes + 1) * degree, (receiver + shift) % n_nodes
+def uniform_graph(
+    n_nodes: int, degree: int, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """Receivers and senders of nodes with equally many neighbours nearby; symmetric.
+
+    Each of ``degree / 2`` permutations, which shuffle runs of rows, joins every node to one other
+    both ways. Pairs may repeat, and a node may be its own neighbour.
+    """
+    nodes = np.arange(n_nodes)
+    ends = []
+    for _ in range(degree // 2):
+        order = np.roll(nodes, rng.integers(n_nodes))
+        starts = range(0, n_nodes, SENDER_SPREAD)
+        partner = [rng.permutation(order[start : start + SENDER_SPREAD]) for start in starts]
+        ends.append((order, np.concatenate(partner)))
+    one, other = (np.concatenate(side) for side in zip(*ends, strict=True))
+    return np.concatenate([one, other]), np.concatenate([other, one])
 
 
-def titanium_graph(n_nodes: int, r_max: float = 6.0) -> tuple[np.ndarray, ...]:
-    """Row pointers and senders of hexagonal titanium, at least ``n_nodes`` atoms, periodic."""
+def titanium_graph(n_nodes: int, r_max: float = 6.0) -> tuple[np.ndarray, np.ndarray]:
+    """Receivers and senders of hexagonal titanium, periodic, about ``n_nodes`` atoms, over 500."""
     from ase.build import bulk
     from ase.neighborlist import primitive_neighbor_list
 
     cells = max(5, round((n_nodes / 4) ** (1 / 3)))
     atoms = bulk("Ti", "hcp", a=2.934, c=4.676, orthorhombic=True).repeat(cells)
-    receiver, sender = primitive_neighbor_list("ij", atoms.pbc, atoms.cell, atoms.positions, r_max)
-    indptr = np.searchsorted(receiver, np.arange(len(atoms) + 1))
-    return indptr, sender
+    return primitive_neighbor_list("ij", atoms.pbc, atoms.cell, atoms.positions, r_max)
+
+
+def row_pointers(receiver: np.ndarray, sender: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Sort edges by receiver, then by sender, which some peers need; return pointers, senders."""
+    order = np.lexsort((sender, receiver))
+    n_nodes = receiver.max(initial=-1) + 1
+    return np.searchsorted(receiver[order], np.arange(n_nodes + 1)), sender[order]
 
 
 def make_problem(
@@ -111,14 +131,13 @@ def make_problem(
         name: Key of :data:`CASES`.
         device: ``cpu`` or ``cuda``.
         dtype: float32 or float64.
-        graph: ``uniform`` (degree 56) or ``hcp_ti``.
+        graph: One of :data:`GRAPHS`.
         n_nodes: Number of nodes, about.
         seed: Of all random numbers.
     """
     case, rng = CASES[name], np.random.default_rng(seed)
-    indptr, sender = (
-        uniform_graph(n_nodes, 56, rng) if graph == "uniform" else titanium_graph(n_nodes)
-    )
+    edges = uniform_graph(n_nodes, DEGREE, rng) if graph == "uniform" else titanium_graph(n_nodes)
+    indptr, sender = row_pointers(*edges)
     plan = case_plan(case)
     generator = torch.Generator(device).manual_seed(seed)
     n_edges, count = len(sender), len(indptr) - 1
@@ -131,6 +150,7 @@ def make_problem(
         plan=plan,
         paths=case_paths(case),
         case=case,
+        graph=graph,
         node_feats=normal(count, plan.dim_in, case.channels),
         edge_attrs=normal(n_edges, plan.dim_edge),
         path_weights=normal(n_edges, plan.n_paths, case.channels),

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from datetime import date
+from functools import cache
 from pathlib import Path
 from statistics import quantiles
 
@@ -45,6 +46,13 @@ class Row:
     rel_err: float | None
     floor_ms: float | None
     status: str
+    graph: str
+    n_nodes: int
+
+    @property
+    def label(self) -> str:
+        """Implementation, and framework where it is not torch."""
+        return f"{self.impl}, jax" if self.framework.startswith("jax") else self.impl
 
     def cells(self) -> dict[str, str]:
         """Column name -> text."""
@@ -74,7 +82,7 @@ def run(
         others: Keys of :data:`mace_stream.bench.peers.PEERS`.
         device: ``cpu`` or ``cuda``.
         dtype: float32 or float64.
-        graph: ``uniform`` or ``hcp_ti``.
+        graph: One of :data:`mace_stream.bench.cases.GRAPHS`.
         n_nodes: Number of nodes, about.
         repeats: Timed runs after the warm-up.
     """
@@ -105,7 +113,7 @@ def _measure(
         yield replace(blank, status=f"not installed: {error}")
         return
     for pass_name in PASSES:
-        row = replace(blank, pass_name=pass_name, floor_ms=_floor_ms(problem, pass_name, bandwidth))
+        row = replace(blank, pass_name=pass_name, floor_ms=floor_ms(problem, pass_name, bandwidth))
         try:
             body, results = _pass_body(problem, implementation, pass_name)
             error = relative_error(problem, results(), exact[pass_name])
@@ -115,8 +123,12 @@ def _measure(
             continue
         low, middle, high = quantiles(times, n=4)
         numbers = {"median_ms": middle, "q25_ms": low, "q75_ms": high}
-        status = "ok" if error < WRONG else "wrong_result"
-        yield replace(row, **numbers, peak_mib=peak, rel_err=error, status=status)
+        yield replace(row, **numbers, peak_mib=peak, rel_err=error, status=verdict(error))
+
+
+def verdict(error: float) -> str:
+    """Return the status that a relative error deserves; NaN is wrong."""
+    return "ok" if error < WRONG else "wrong_result"
 
 
 def blank_row(problem: Problem, case: str, impl: str) -> Row:
@@ -127,13 +139,15 @@ def blank_row(problem: Problem, case: str, impl: str) -> Row:
     numbers = [None] * 6
     return Row(
         *(_commit(), date.today().isoformat(), name, f"torch {torch.__version__}", case, ""),
-        *(dtype, impl, *numbers, ""),
+        *(dtype, impl, *numbers, "", problem.graph, len(problem.node_feats)),
     )
 
 
+@cache
 def _commit() -> str:
     """Return the commit of the source tree, or the version where there is none."""
-    command = ["git", "rev-parse", "--short", "HEAD"]
+    source = str(Path(mace_stream.__file__).parent)
+    command = ["git", "-C", source, "describe", "--always", "--dirty", "--exclude", "*"]
     answer = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
     return answer.stdout.strip() or mace_stream.__version__
 
@@ -252,8 +266,8 @@ def copy_bandwidth(device: str) -> float:
     return 2 * source.nbytes / sorted(times)[4]
 
 
-def _floor_ms(problem: Problem, pass_name: str, bandwidth: float) -> float:
-    """Time to move the weights as often as a pass must: 1, 3 or 6 times, at the copy's rate."""
+def floor_ms(problem: Problem, pass_name: str, bandwidth: float) -> float:
+    """Return the time to move the weights as often as a pass must, at the copy's rate."""
     passes = {"forward": 1, "vjp": 3, "hvp": 6}[pass_name]
     return passes * problem.path_weights.nbytes / bandwidth
 
@@ -262,7 +276,7 @@ def append_csv(path: Path, row: Row) -> None:
     """Add a row to a table, with a header if the file is new."""
     cells, new = row.cells(), not path.exists()
     with path.open("a", newline="") as file:
-        writer = csv.DictWriter(file, list(cells))
+        writer = csv.DictWriter(file, list(cells), lineterminator="\n")
         if new:
             writer.writeheader()
         writer.writerow(cells)

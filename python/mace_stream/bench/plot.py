@@ -29,9 +29,9 @@ def plot_rows(rows: list[Row], path: Path) -> None:
 
 
 def _draw_case(axis: Any, case: str, rows: list[Row]) -> None:
-    labels = list(dict.fromkeys(map(_label, rows)))
+    labels = list(dict.fromkeys(row.label for row in rows))
     for k, label in enumerate(labels):
-        bars = {row.pass_name: row.median_ms for row in rows if _label(row) == label}
+        bars = {row.pass_name: row.median_ms for row in rows if row.label == label}
         places = [PASSES.index(name) + 0.8 * (k + 0.5) / len(labels) - 0.4 for name in bars]
         axis.bar(places, bars.values(), 0.8 / len(labels), label=label)
     floors = {row.pass_name: row.floor_ms for row in rows if row.floor_ms is not None}
@@ -44,7 +44,3 @@ def _draw_case(axis: Any, case: str, rows: list[Row]) -> None:
     axis.yaxis.set_minor_formatter("")
     axis.set_ylim(bottom=0.5 * min(floors.values(), default=min(row.median_ms for row in rows)))
     axis.set_title(case)
-
-
-def _label(row: Row) -> str:
-    return f"{row.impl}, jax" if row.framework.startswith("jax") else row.impl

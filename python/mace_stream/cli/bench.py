@@ -12,6 +12,8 @@ from rich.console import Console
 from rich.table import Table
 
 app = typer.Typer(help="Measure on this machine.", no_args_is_help=True)
+WIDTH = 110
+"""Columns of text that the table needs; where the output is no terminal, it would get 80."""
 
 
 @app.callback()
@@ -33,6 +35,7 @@ def conv(
     dtype: Annotated[str, typer.Option(help="float32 or float64.")] = "float32",
     graph: Annotated[str, typer.Option(help="uniform or hcp_ti.")] = "uniform",
     nodes: Annotated[int, typer.Option(help="Number of nodes, about.")] = 5000,
+    repeats: Annotated[int, typer.Option(min=2, help="Timed runs of each pass.")] = 15,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the rows there.")] = None,
     csv_file: Annotated[Path | None, typer.Option("--csv", help="Append the rows there.")] = None,
     jax: Annotated[bool, typer.Option(help="Measure our operator in JAX too.")] = False,
@@ -42,17 +45,18 @@ def conv(
     import torch
 
     from mace_stream.bench import conv as bench
-    from mace_stream.bench.cases import CASES
+    from mace_stream.bench.cases import CASES, GRAPHS
     from mace_stream.bench.peers import PEERS
 
     names = [name for name in others.split(",") if name]
     cases = case or list(CASES)
-    for given, known in ((cases, CASES), (names, PEERS), ([graph], ("uniform", "hcp_ti"))):
+    for given, known in ((cases, CASES), (names, PEERS), ([graph], GRAPHS)):
         unknown = [name for name in given if name not in known]
         if unknown:
             raise typer.BadParameter(f"{unknown[0]}: expected one of {', '.join(known)}")
     place = device if device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")
-    settings = {"device": place, "dtype": getattr(torch, dtype), "graph": graph, "n_nodes": nodes}
+    settings = {"device": place, "dtype": getattr(torch, dtype), "graph": graph}
+    settings |= {"n_nodes": nodes, "repeats": repeats}
     console = Console()
     rows = []
     measured = [bench.run(cases, names, **settings)]
@@ -66,6 +70,7 @@ def conv(
             if csv_file:
                 bench.append_csv(csv_file, row)
             console.log(f"{row.case} {row.impl} {row.pass_name} {row.median_ms} {row.status}")
+    console.width = max(console.width, WIDTH)
     console.print(_table(rows))
     if json_file:
         json_file.write_text(json.dumps([row.cells() for row in rows], indent=1))
@@ -76,19 +81,12 @@ def conv(
 
 
 def _table(rows: list) -> Table:
-    columns = (
-        "case",
-        "pass",
-        "impl",
-        "framework",
-        "median_ms",
-        "floor_ms",
-        "peak_mib",
-        "rel_err",
-        "status",
+    columns = ("case", "pass", "impl", "median_ms", "floor_ms", "peak_mib", "rel_err", "status")
+    first = rows[0]
+    table = Table(
+        *columns, title=f"{first.device}, {first.dtype}, {first.graph}, {first.n_nodes} nodes"
     )
-    table = Table(*columns, title=f"{rows[0].device}, {rows[0].dtype}")
     for row in rows:
-        cells = row.cells()
+        cells = row.cells() | {"impl": row.label}
         table.add_row(*(cells[name] for name in columns))
     return table

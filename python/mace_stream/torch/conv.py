@@ -83,16 +83,23 @@ def plain_conv(
     feats = node_feats[sender]
     message = node_feats.new_zeros(len(indptr) - 1, plan.dim_out, node_feats.shape[-1])
     rows = torch.arange(plan.dim_out, device=feats.device)
-    for index, path in enumerate(plan.paths):
+    for path, weights in zip(plan.paths, path_weights.unbind(1), strict=False):
         coupling = torch.as_tensor(path.coupling, dtype=feats.dtype, device=feats.device)
-        weighted = feats[:, path.rows_in] * path_weights[:, index, None]
-        harmonics = edge_attrs[:, path.rows_edge]
-        parts = torch.einsum("imo,em,eic->eoc", coupling, harmonics, weighted)
-        message = message.index_put((receiver[:, None], rows[path.rows_out]), parts, True)
+        matrices = torch.tensordot(edge_attrs[:, path.rows_edge], coupling, ([1], [1]))
+        weighted = feats[:, path.rows_in] * weights[:, None]
+        pairs = zip(matrices.unbind(1), weighted.unbind(1), strict=True)
+        parts = sum(column[..., None] * row[:, None] for column, row in pairs)
+        message = message.index_add(1, rows[path.rows_out], _summed(parts, receiver, message))
     for product in plan.products:
         parts = _multiply(product, feats, edge_attrs, path_weights)
-        message = message.index_put((receiver[:, None], rows[product.rows_out]), parts, True)
+        message = message.index_add(1, rows[product.rows_out], _summed(parts, receiver, message))
     return message
+
+
+def _summed(parts: Tensor, receiver: Tensor, message: Tensor) -> Tensor:
+    """Sum the edges of every receiver."""
+    sums = parts.new_zeros(len(message), *parts.shape[1:])
+    return sums.index_add(0, receiver, parts)
 
 
 def _multiply(
