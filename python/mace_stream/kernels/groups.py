@@ -87,6 +87,11 @@ def channel_width(channels: int, itemsize: int) -> int:
     return 2 if channels >= 0.85 * tiles * 2 * WARP else 1
 
 
+def pack_paths(plan: ConvPlan, budget: int) -> list[PathGroup]:
+    """Divide the paths into groups of at most ``budget`` output rows, a path at least."""
+    return list(_pack_paths(plan, budget, 0, 0))
+
+
 def _pack_paths(plan: ConvPlan, budget: int, sets: int, pack: int) -> Iterator[PathGroup]:
     """Fill groups in the order of input blocks, so that groups share few features."""
     order = sorted(range(plan.n_paths), key=lambda p: (plan.paths[p].rows_in.start, p))

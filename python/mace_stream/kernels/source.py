@@ -13,13 +13,16 @@ using int64_t = long long;
 using Real = {real};
 constexpr int BLOCK = {threads}, STAGES = {stages};
 constexpr int DIM_IN = {dim_in}, DIM_EDGE = {dim_edge}, DIM_OUT = {dim_out}, N_PATHS = {n_paths};
-struct Pair {{
+"""
+
+PAIR_AND_TERM = """\
+struct Pair {
   int path, in, first_term, n_terms;
-}};
-struct Term {{
+};
+struct Term {
   int edge, out;
   double value;
-}};
+};
 """
 
 _GROUP = """\
@@ -55,11 +58,11 @@ def write_source(plan: ConvPlan, launch: Launch, pass_name: str, dtype: str) -> 
     )
     groups = [_group_text(plan, group, index) for index, group in enumerate(launch.groups)]
     includes = [f'#include "{pass_name}.cuh"\n', '#include "sum_tiles.cuh"\n']
-    return "".join([preamble, *groups, *includes])
+    return "".join([preamble, PAIR_AND_TERM, *groups, *includes])
 
 
 def _group_text(plan: ConvPlan, group: PathGroup, index: int) -> str:
-    pairs, terms = _pairs_and_terms(plan, group)
+    pairs, terms = pairs_and_terms(plan, group)
     return _GROUP.format(
         index=index,
         first="true" if index == 0 else "false",
@@ -67,15 +70,15 @@ def _group_text(plan: ConvPlan, group: PathGroup, index: int) -> str:
         n_out=len(group.rows_out),
         n_paths=len(group.paths),
         n_pairs=len(pairs),
-        rows_in=_joined(group.rows_in),
-        rows_out=_joined(group.rows_out),
-        paths=_joined(group.paths),
-        pairs=_joined(f"{{{_joined(pair)}}}" for pair in pairs),
-        terms=_joined(f"{{{_joined(map(repr, term))}}}" for term in terms),
+        rows_in=joined(group.rows_in),
+        rows_out=joined(group.rows_out),
+        paths=joined(group.paths),
+        pairs=joined(f"{{{joined(pair)}}}" for pair in pairs),
+        terms=joined(f"{{{joined(map(repr, term))}}}" for term in terms),
     )
 
 
-def _pairs_and_terms(
+def pairs_and_terms(
     plan: ConvPlan, group: PathGroup
 ) -> tuple[list[tuple[int, int, int, int]], list[tuple[int, int, float]]]:
     """Couplings sorted by (path, input row), with indices local to the group."""
@@ -95,5 +98,6 @@ def _pairs_and_terms(
     return pairs, terms
 
 
-def _joined(items) -> str:  # noqa: ANN001  any iterable of printable items
+def joined(items) -> str:  # noqa: ANN001  any iterable of printable items
+    """Return the items, printed, with commas between them."""
     return ", ".join(map(str, items))

@@ -188,7 +188,7 @@ class _Call:
         """Load the kernels of a pass; return scratch for the harmonics' cotangent where needed."""
         if self.number == core.CPU:
             return None
-        arch = _architecture(self.number)
+        arch = architecture(self.number)
         here = nodes and self.sender_indptr is None
         variant = (pass_number, self.indptr is None, here or pass_number == core.FORWARD)
         self.owner.prepare(self.number, arch, variant)
@@ -231,6 +231,7 @@ def _dense(*arrays: Tensor) -> list[Tensor]:
 
 
 @cache
-def _architecture(device: int) -> str:
+def architecture(device: int) -> str:
+    """Return the architecture of a CUDA device, for example ``sm_90``."""
     major, minor = torch.cuda.get_device_capability(device)
     return f"sm_{major}{minor}"

@@ -1,0 +1,17 @@
+// Symmetric contraction, forward.
+
+#pragma once
+
+#include "contraction_common.cuh"
+
+__global__ void __launch_bounds__(THREADS) contract(ContractionCall call) {
+  const int64_t node = int64_t(blockIdx.x) * NODES;
+  const Real* coefs = call.coefs + int64_t(call.species[node]) * N_TERMS * CHANNELS;
+  for (int channel = threadIdx.x; channel < CHANNELS; channel += THREADS) {
+    Pack<NODES> a[DIM], b[DIM_OUT];
+    load_nodes(call.msg, call, node, channel, a);
+    set_zero(b);
+    contract_pack(coefs + channel, a, b);
+    store_nodes(call.out, call, node, channel, b);
+  }
+}

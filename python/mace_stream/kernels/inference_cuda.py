@@ -1,0 +1,298 @@
+"""The passes of the inference path on a CUDA device: compiled for it, launched on a stream."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from ctypes import c_int64, c_void_p
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mace_stream.kernels import inference_source as source
+from mace_stream.kernels.inference import EdgeArrays, EdgeList, Setup
+from mace_stream.kernels.nvrtc import compile_program
+
+
+class _Edges(ctypes.Structure):
+    """``Edges`` in edge_batch.cuh."""
+
+    _fields_ = [
+        ("n_nodes", c_int64),
+        *((name, c_void_p) for name in ("first", "count", "sender", "row", "t", "dir", "grad")),
+    ]
+
+
+class _List(ctypes.Structure):
+    """``List`` in find_edges.cuh."""
+
+    _fields_ = [
+        ("n_nodes", c_int64),
+        *((name, c_void_p) for name in ("first", "node_atom", "slot_atom", "slot_node", "species")),
+    ]
+
+
+class _Zbl(ctypes.Structure):
+    """``Zbl`` in find_edges.cuh."""
+
+    _fields_ = [(name, c_void_p) for name in ("charge", "inverse_length", "bond")]
+
+
+class _ConvCall(ctypes.Structure):
+    """``ConvCall`` in radial_conv.cuh."""
+
+    _fields_ = [
+        ("edges", _Edges),
+        *((name, c_int64) for name in ("first_receiver", "n_receivers", "n_senders")),
+        *((name, c_void_p) for name in ("up", "table", "density", "out", "norm", "dot", "up_bar")),
+    ]
+
+
+class _ScatterCall(ctypes.Structure):
+    """``ScatterCall`` in scatter.cuh."""
+
+    _fields_ = [
+        ("edges", _Edges),
+        *((name, c_void_p) for name in ("table", "density", "out", "norm", "dot")),
+    ]
+
+
+class _ContractionCall(ctypes.Structure):
+    """``ContractionCall`` in contraction.cuh."""
+
+    _fields_ = [
+        ("n_nodes", c_int64),
+        *((name, c_void_p) for name in ("species", "coefs", "msg", "out", "dot")),
+    ]
+
+
+FORCES_BLOCKS = 1056
+"""Eight blocks for each of 132 multiprocessors: few enough for the sums of the virial."""
+
+
+class CudaPasses:
+    """See :class:`mace_stream.kernels.inference.Passes`. Launches; never synchronizes.
+
+    Args:
+        setup: What is fixed when a model is loaded.
+        arch: Architecture of the device, for example ``sm_90``.
+        densities: Whether each layer has a density normalisation.
+        stream: Called before each launch; returns the address of the stream to use.
+        zbl: Addresses of the three float64 tables of the repulsion on the device, or zeros.
+        compile_only: Compile, but do not load: for machines without a GPU.
+
+    Raises:
+        CompileError: NVRTC is missing or refuses a source.
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        arch: str,
+        densities: tuple[bool, ...],
+        stream: Callable[[], int],
+        zbl: tuple[int, int, int] = (0, 0, 0),
+        *,
+        compile_only: bool = False,
+    ) -> None:
+        self.setup = setup
+        self.densities = densities
+        self._stream = stream
+        self._zbl = _Zbl(*zbl)
+        programs = dict(_programs(setup, densities))
+        with ThreadPoolExecutor() as pool:
+            jobs = {
+                key: pool.submit(compile_program, p.source, p.instances, arch)
+                for key, p in programs.items()
+            }
+        compiled = {key: job.result() for key, job in jobs.items()}
+        seconds = sum(program.seconds for program in compiled.values())
+        if seconds:
+            print(
+                f"mace_stream: compiled {len(programs)} programs for {arch}, {setup.dtype} "
+                f"({seconds:.1f} s of one core)",
+                file=sys.stderr,
+            )
+        if not compile_only:
+            self._loaded = {key: _load(compiled[key], programs[key]) for key in programs}
+
+    def edges(
+        self, nodes: EdgeList, edges: EdgeArrays, x: int, node_energy: int, closest: int
+    ) -> None:
+        """Find the edges within r_max."""
+        candidates = _List(
+            *(nodes.n_nodes, nodes.first, nodes.node_atom),
+            *(nodes.slot_atom, nodes.slot_node, nodes.species),
+        )
+        arguments = candidates, x, _edges(nodes, edges), self._zbl, node_energy, closest
+        self._launch(("edges",), nodes.n_nodes, *arguments)
+
+    def scatter(
+        self, nodes: EdgeList, edges: EdgeArrays, table: int, density: int, out: int, norm: int
+    ) -> None:
+        """First layer."""
+        call = _ScatterCall(_edges(nodes, edges), table, density, out, norm, 0)
+        self._launch(("scatter", False), nodes.n_nodes, call)
+
+    def scatter_backward(
+        self,
+        nodes: EdgeList,
+        edges: EdgeArrays,
+        table: int,
+        density: int,
+        out_bar: int,
+        norm: int,
+        dot: int,
+    ) -> None:
+        """Gradient of the first layer."""
+        call = _ScatterCall(_edges(nodes, edges), table, density, out_bar, norm, dot)
+        self._launch(("scatter", True), nodes.n_nodes, call)
+
+    def conv(
+        self,
+        layer: int,
+        tile: tuple[int, int],
+        nodes: EdgeList,
+        edges: EdgeArrays,
+        up: int,
+        table: int,
+        density: int,
+        out: int,
+        norm: int,
+    ) -> None:
+        """Convolution of a later layer."""
+        first, n = tile[0], tile[1] - tile[0]
+        arrays = up, table, density, out, norm, 0, 0
+        call = _ConvCall(_edges(nodes, edges), first, n, nodes.n_senders, *arrays)
+        self._launch(("conv", layer, False), n, call)
+
+    def conv_backward(
+        self,
+        layer: int,
+        tile: tuple[int, int],
+        nodes: EdgeList,
+        edges: EdgeArrays,
+        up: int,
+        table: int,
+        density: int,
+        out_bar: int,
+        norm: int,
+        dot: int,
+        up_bar: int,
+    ) -> None:
+        """Gradients of the convolution."""
+        first, n = tile[0], tile[1] - tile[0]
+        arrays = up, table, density, out_bar, norm, dot, up_bar
+        call = _ConvCall(_edges(nodes, edges), first, n, nodes.n_senders, *arrays)
+        self._launch(("conv", layer, True), n, call)
+
+    def contract(
+        self, layer: int, tile: tuple[int, int], species: int, coefs: int, msg: int, out: int
+    ) -> None:
+        """Symmetric contraction."""
+        first, n = tile[0], tile[1] - tile[0]
+        call = _ContractionCall(n, species + 4 * first, coefs, msg, out, 0)
+        self._launch(("contract", layer, False), n, call)
+
+    def contract_backward(
+        self,
+        layer: int,
+        tile: tuple[int, int],
+        species: int,
+        coefs: int,
+        msg: int,
+        out_bar: int,
+        dot: int,
+    ) -> None:
+        """Gradient of the symmetric contraction."""
+        first, n = tile[0], tile[1] - tile[0]
+        dot_here = dot + first * np.dtype(self.setup.dtype).itemsize if dot else 0
+        call = _ContractionCall(n, species + 4 * first, coefs, msg, out_bar, dot_here)
+        self._launch(("contract", layer, True), n, call)
+
+    def forces(
+        self,
+        nodes: EdgeList,
+        edges: EdgeArrays,
+        forces: int,
+        virial: int,
+        receiver_virial: int,
+        sender_virial: int,
+    ) -> None:
+        """Sum gradients; the outputs have to be zero before."""
+        arguments = _edges(nodes, edges), forces, virial, receiver_virial, sender_virial
+        self._launch(("forces",), min(nodes.n_nodes, FORCES_BLOCKS), *arguments)
+
+    def _launch(self, key: tuple, n_rows: int, *arguments: Any) -> None:
+        """Launch every kernel of a program for ``n_rows`` receivers or nodes."""
+        from cuda.bindings import driver
+
+        loaded = self._loaded[key]
+        blocks = -(-n_rows // loaded.shape.per_block)
+        if blocks == 0:
+            return
+        values = tuple(arguments)
+        types = tuple(None if isinstance(v, ctypes.Structure) else c_void_p for v in values)
+        for function in loaded.functions:
+            _check(
+                driver.cuLaunchKernel(
+                    *(function, blocks, loaded.shape.grid_y, 1, loaded.shape.threads, 1, 1, 0),
+                    *(self._stream(), (values, types), 0),
+                )
+            )
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    functions: tuple
+    shape: source.Shape
+
+
+def _edges(nodes: EdgeList, edges: EdgeArrays) -> _Edges:
+    return _Edges(
+        *(nodes.n_nodes, nodes.first, edges.count, edges.sender),
+        *(edges.row, edges.t, edges.dir, edges.grad),
+    )
+
+
+def _programs(setup: Setup, densities: tuple[bool, ...]):  # noqa: ANN202  pairs of key and Program
+    yield ("edges",), source.edges_program(setup)
+    yield ("forces",), source.forces_program(setup)
+    for backward in (False, True):
+        yield ("scatter", backward), source.scatter_program(setup, densities[0], backward)
+        for layer, plan in enumerate(setup.plans):
+            if plan is not None:
+                program = source.conv_program(setup, plan, densities[layer], backward, True)
+                yield ("conv", layer, backward), program
+        for layer, contraction in enumerate(setup.contractions):
+            program = source.contraction_program(setup, contraction, backward)
+            yield ("contract", layer, backward), program
+
+
+def _load(program: Any, described: source.Program) -> _Loaded:
+    from cuda.bindings import driver
+
+    module = _check(driver.cuModuleLoadData(program.cubin))
+    functions = tuple(
+        _check(driver.cuModuleGetFunction(module, program.names[name].encode()))
+        for name in described.instances
+    )
+    return _Loaded(functions, described.shape)
+
+
+def _check(answer: tuple) -> Any:
+    """Return what a call of the driver gave, without its status.
+
+    Raises:
+        RuntimeError: The driver reports an error.
+    """
+    from cuda.bindings import driver
+
+    status, *values = answer
+    if status != driver.CUresult.CUDA_SUCCESS:
+        text = driver.cuGetErrorString(status)[1]
+        raise RuntimeError(f"mace_stream: the CUDA driver reports: {(text or b'?').decode()}")
+    return values[0] if len(values) == 1 else tuple(values)

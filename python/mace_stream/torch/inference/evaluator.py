@@ -1,0 +1,225 @@
+"""Positions in, energy, forces and virial out, by the inference path."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import torch
+
+from mace_stream.evaluation import Evaluation
+from mace_stream.spec import ModelSpec
+from mace_stream.torch.evaluator import DTYPES, borrowed_threads
+from mace_stream.torch.inference.arrangement import Arrangement, Topology, grown
+from mace_stream.torch.inference.buffers import ListBuffers, address
+from mace_stream.torch.inference.model import prepare
+from mace_stream.torch.inference.pipeline import Pipeline
+
+TILE = {"cuda": 16384, "cpu": 128}
+"""Nodes that are worked on together: enough to fill a GPU, few enough for a CPU's cache."""
+
+SLACK = 1.05
+"""Arrays that have to grow get this much more than they need."""
+
+
+class InferenceEvaluator:
+    """A model on a device, with the current neighbor list. See :class:`TorchEvaluator`.
+
+    Args:
+        spec: Architecture.
+        tensors: Parameters, as stored in the file.
+        head: Name of the head.
+        device: Where to run.
+        precision: ``double`` or ``single``.
+        species: Elements that may occur, as indices into the model's.
+        threads: Number of threads on CPU.
+        graphs: Whether to replay a step as one CUDA graph.
+
+    Raises:
+        NotImplementedError: The inference path cannot run this model.
+        ValueError: Its radial tables cannot be made fine enough.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        tensors: Mapping[str, np.ndarray],
+        *,
+        head: str,
+        device: torch.device,
+        precision: str,
+        species: Sequence[int],
+        threads: int,
+        graphs: bool,
+    ) -> None:
+        self.device, self.threads = device, threads
+        self.dtype = DTYPES[precision]
+        with borrowed_threads(threads):
+            self.model = prepare(
+                spec, tensors, head=head, species=species, dtype=self.dtype, device=device
+            )
+        self._species_of = torch.full((len(spec.elements),), -1, device=device)
+        self._species_of[list(species)] = torch.arange(len(species), device=device)
+        self._buffers: ListBuffers | None = None
+        self._capacity: list[int] = []
+        self._new_list: Topology | None = None
+        self._run = _GraphedRun(device) if graphs and device.type == "cuda" else _PlainRun()
+        self._pinned = device.type == "cuda"
+        self.n_edges = 0
+
+    @property
+    def n_captures(self) -> int:
+        """How often a CUDA graph has been captured."""
+        return self._run.n_captures
+
+    def set_topology(
+        self,
+        indptr: np.ndarray,
+        sender: np.ndarray,
+        receiver_atom: np.ndarray,
+        sender_atom: np.ndarray,
+        species: np.ndarray,
+    ) -> None:
+        """Copy a neighbor list to the device; shapes as in :class:`mace_stream.bridge.Session`."""
+
+        def upload(array: np.ndarray) -> torch.Tensor:
+            return torch.tensor(array, device=self.device)
+
+        own = self._species_of[upload(species).long()]
+        self._n_species = np.bincount(own.cpu().numpy(), minlength=len(self.model.constants))
+        self._new_list = Topology(
+            upload(indptr), upload(sender), upload(receiver_atom), upload(sender_atom), own
+        )
+        self._species = own
+
+    def evaluate(self, positions: np.ndarray, node_energy: bool, node_virial: bool) -> Evaluation:
+        """Evaluate at ``positions`` [n_atoms, 3]. Synchronizes with the device once.
+
+        Raises:
+            ValueError: Two atoms are closer than the radial tables reach.
+        """
+        with borrowed_threads(self.threads):
+            if self._new_list is not None:
+                self._take_list(positions)
+            self._upload_positions(positions)
+            self._run(self._pipeline.run)
+            return self._results(node_energy, node_virial)
+
+    def _take_list(self, positions: np.ndarray) -> None:
+        """Bring a new list into the passes' order, and grow the arrays if it does not fit."""
+        x = torch.from_numpy(positions).to(self.device)
+        self._capacity = grown(self._capacity, self._n_species.tolist())
+        tile = TILE[self.device.type]
+        arrangement = Arrangement(self._new_list, x, self._capacity, tile)
+        self._new_list = None
+        self._n_nodes = len(arrangement.place)
+        if self._buffers is None or not self._buffers.holds(arrangement, len(positions)):
+            slack = 1.0 if self._buffers is None else SLACK
+            self._buffers = self._pipeline = None
+            self._run.forget()
+            self._buffers = ListBuffers(
+                arrangement.n_nodes,
+                int(slack * arrangement.n_slots),
+                int(slack * len(positions)),
+                self.dtype,
+                self.device,
+            )
+            self._pipeline = Pipeline(
+                *(self.model.setup, self.model.layers, self.model.tables, self.model.passes),
+                *(self._buffers, arrangement.tiles),
+            )
+            self._host_x = torch.zeros(self._buffers.x.shape, dtype=torch.float64)
+            self._host_forces = torch.zeros(self._buffers.forces.shape, dtype=torch.float64)
+            self._host_totals = torch.zeros(11, dtype=torch.float64)
+            if self._pinned:
+                self._host_x = self._host_x.pin_memory()
+                self._host_forces = self._host_forces.pin_memory()
+                self._host_totals = self._host_totals.pin_memory()
+        self._buffers.take(arrangement)
+
+    def _upload_positions(self, positions: np.ndarray) -> None:
+        self._host_x[: len(positions)].numpy()[:] = positions
+        self._buffers.x.copy_(self._host_x, non_blocking=True)
+
+    def _results(self, node_energy: bool, node_virial: bool) -> Evaluation:
+        buffers, n = self._buffers, self._n_nodes
+        self._host_totals.copy_(buffers.totals, non_blocking=True)
+        self._host_forces.copy_(buffers.forces, non_blocking=True)
+        if self._pinned:
+            torch.cuda.current_stream(self.device).synchronize()
+        energy, *virial, closest = self._host_totals.tolist()
+        if closest < self.model.setup.r_0:
+            raise ValueError(self._too_close(closest))
+        per_node = {}
+        if node_energy:
+            constants = torch.from_numpy(self.model.constants).to(self.device)[self._species]
+            energies = buffers.node_energy[buffers.place[:n]] + constants
+            per_node["node_energy"] = energies.cpu().numpy()
+        if node_virial:
+            per_node |= self._node_virials()
+        constant = float(self._n_species @ self.model.constants)
+        return Evaluation(
+            energy + constant,
+            self._host_forces[:n].numpy(),
+            np.array(virial).reshape(3, 3),
+            **per_node,
+        )
+
+    def _node_virials(self) -> dict[str, np.ndarray]:
+        """Sum over the edges once more, node by node."""
+        buffers, n = self._buffers, self._n_nodes
+        receiver, sender = torch.zeros(
+            2, buffers.n_nodes, 9, dtype=torch.float64, device=self.device
+        )
+        forces, virial = torch.zeros_like(buffers.forces), torch.zeros_like(buffers.totals)
+        arrays = map(address, (forces, virial, receiver, sender))
+        self.model.passes.forces(buffers.nodes(), buffers.edges(), *arrays)
+        place = buffers.place[:n]
+        return {
+            "receiver_virial": receiver[place].view(n, 3, 3).cpu().numpy(),
+            "sender_virial": sender[place].view(n, 3, 3).cpu().numpy(),
+        }
+
+    def _too_close(self, distance: float) -> str:
+        return (
+            f"two atoms are {distance:.4f} Å apart, closer than {self.model.setup.r_0:g} Å, where "
+            "the radial tables start; check the structure and use a smaller timestep, or type: "
+            "radial exact"
+        )
+
+
+class _PlainRun:
+    """Runs a step kernel by kernel."""
+
+    n_captures = 0
+
+    def __call__(self, step: Callable[[], None]) -> None:
+        step()
+
+    def forget(self) -> None:
+        """Nothing is kept."""
+
+
+class _GraphedRun:
+    """Captures a step once and replays it, until addresses change."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.n_captures = 0
+        self._graph: torch.cuda.CUDAGraph | None = None
+
+    def __call__(self, step: Callable[[], None]) -> None:
+        """Replay ``step``; the first time run it as it is, for libraries to set themselves up."""
+        if self._graph is None:
+            with torch.cuda.device(self.device):
+                step()
+                torch.cuda.synchronize(self.device)
+                self._graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(self._graph):
+                    step()
+                self.n_captures += 1
+        self._graph.replay()
+
+    def forget(self) -> None:
+        """Drop the graph before the arrays it knows are freed."""
+        self._graph = None

@@ -1,0 +1,166 @@
+"""A model made ready for the inference path on one device: tables, matrices, kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from mace_stream.kernels.inference import Passes, Repulsion, Setup
+from mace_stream.spec import ModelSpec
+from mace_stream.tables.contraction import contraction_terms
+from mace_stream.tables.radial import RadialTables
+from mace_stream.torch.inference.pipeline import Tables
+from mace_stream.torch.inference.tables import build_tables
+from mace_stream.torch.inference.weights import Layer, fold_layers
+from mace_stream.torch.model import MACE
+from mace_stream.torch.ops import architecture
+
+BOUNDS = {torch.float32: 1e-6, torch.float64: 1e-10}
+"""Largest relative error of the radial tables."""
+
+N_COEF = 6
+
+
+@dataclass(frozen=True)
+class PreparedModel:
+    """What the pipeline needs of a model, and what is added to its energies."""
+
+    setup: Setup
+    layers: list[Layer]
+    tables: Tables
+    passes: Passes
+    radial: RadialTables
+    constants: np.ndarray
+    """Isolated-atom energy and shift of every present species in eV, [S]."""
+    held: list[torch.Tensor]
+    """Arrays that the passes know by address."""
+
+
+def prepare(
+    spec: ModelSpec,
+    tensors: Mapping[str, np.ndarray],
+    *,
+    head: str,
+    species: Sequence[int],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> PreparedModel:
+    """Tabulate and fold a model, and compile its kernels.
+
+    Args:
+        spec: The architecture.
+        tensors: Numbers of the file.
+        head: Which head.
+        species: Elements that are present, as indices into the model's.
+        dtype: ``Real``.
+        device: Where it is to run.
+
+    Raises:
+        ValueError: The radial tables cannot be made fine enough.
+        NotImplementedError: The inference path cannot run this model.
+    """
+    model = MACE.from_spec(spec, tensors, head=head, dtype=torch.float64)
+    check_supported(model)
+    radial = build_tables(model, species, N_COEF, BOUNDS[dtype])
+    setup, coefs = _setup(model, tensors, species, radial, dtype)
+
+    def upload(array: np.ndarray | None) -> torch.Tensor | None:
+        return None if array is None else torch.tensor(array, dtype=dtype, device=device)
+
+    tables = Tables(
+        hidden=upload(radial.hidden),
+        convs=[upload(table) for table in radial.convs],
+        densities=[upload(table) for table in radial.densities],
+        coefs=[upload(coef) for coef in coefs],
+    )
+    energies = model.atomic_energies[list(species)].numpy() + model.shift
+    layers = [layer.to(device) for layer in fold_layers(model, species, dtype)]
+    passes, held = _passes(setup, radial, device)
+    return PreparedModel(setup, layers, tables, passes, radial, energies, held)
+
+
+def check_supported(model: MACE) -> None:
+    """Raise ``NotImplementedError`` unless the passes can run the layers of ``model``."""
+    for t, (interaction, product) in enumerate(
+        zip(model.interactions, model.products, strict=True)
+    ):
+        if interaction.plan.refusal:
+            raise NotImplementedError(f"layer {t}: {interaction.plan.refusal}")
+        channels = {interaction.plan.channels, product.contraction.channels}
+        if len(channels) > 1:
+            raise NotImplementedError(
+                f"layer {t}: edges and messages have different numbers of channels, {channels}"
+            )
+
+
+def _setup(
+    model: MACE,
+    tensors: Mapping[str, np.ndarray],
+    species: Sequence[int],
+    radial: RadialTables,
+    dtype: torch.dtype,
+) -> tuple[Setup, list[np.ndarray]]:
+    contractions = [
+        contraction_terms(layer, tensors, f"layers.{t}.product.", species)
+        for t, layer in enumerate(model.spec.layers)
+    ]
+    plans = [interaction.plan for interaction in model.interactions]
+    setup = Setup(
+        dtype=str(dtype).removeprefix("torch."),
+        n_species=len(species),
+        l_max=model.spec.l_max,
+        channels=model.products[0].contraction.channels,
+        r_0=radial.grid.r_0,
+        r_max=radial.grid.r_max,
+        n_knots=radial.grid.n_knots,
+        n_coef=radial.n_coef,
+        n_hidden=radial.hidden.shape[-1],
+        plans=(None, *plans[1:]),
+        contractions=tuple(contraction for contraction, _ in contractions),
+        repulsion=_repulsion(model, species),
+    )
+    return setup, [coefs for _, coefs in contractions]
+
+
+def _repulsion(model: MACE, species: Sequence[int]) -> Repulsion | None:
+    zbl = model.pair_repulsion
+    if zbl is None:
+        return None
+    charge, inverse, radius = (
+        array[list(species)].numpy() for array in (zbl.charge, zbl.inverse_length, zbl.radius)
+    )
+    return Repulsion(
+        charge=model.scale * np.outer(charge, charge),
+        inverse_length=np.add.outer(inverse, inverse),
+        bond=np.add.outer(radius, radius),
+        coefficients=tuple(zbl.coefficients),
+        decays=zbl.DECAYS,
+        p=zbl.p,
+    )
+
+
+def _passes(
+    setup: Setup, radial: RadialTables, device: torch.device
+) -> tuple[Passes, list[torch.Tensor]]:
+    """Kernels of a device, and the arrays that they know by address."""
+    if device.type == "cpu":
+        from mace_stream.kernels.inference_cpu import CpuPasses
+
+        return CpuPasses(setup), []
+    from mace_stream.kernels.inference_cuda import CudaPasses
+
+    densities = tuple(table is not None for table in radial.densities)
+    zbl = setup.repulsion
+    arrays = () if zbl is None else (zbl.charge, zbl.inverse_length, zbl.bond)
+    held = [torch.tensor(array, dtype=torch.float64, device=device) for array in arrays]
+    passes = CudaPasses(
+        setup,
+        architecture(device.index or 0),
+        densities,
+        stream=lambda: torch.cuda.current_stream(device).cuda_stream,
+        zbl=tuple(array.data_ptr() for array in held) or (0, 0, 0),
+    )
+    return passes, held

@@ -1,0 +1,265 @@
+"""One evaluation: the layers forward and backward, in tiles of receivers of one species.
+
+Only what a later pass reads is kept for all nodes: each layer's messages, the features between
+layers, and their cotangents. The last layer goes forward and straight back, tile by tile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mace_stream.kernels.inference import Passes, Setup
+from mace_stream.torch.inference.arrangement import Tile
+from mace_stream.torch.inference.buffers import ListBuffers, address
+from mace_stream.torch.inference.weights import Block, Layer
+
+
+@dataclass(frozen=True)
+class Tables:
+    """Radial tables and contraction coefficients on the device; lists run over layers."""
+
+    hidden: Tensor
+    convs: Sequence[Tensor | None]
+    densities: Sequence[Tensor | None]
+    coefs: Sequence[Tensor]
+
+
+class Pipeline:
+    """A model's layers over the arrays of one neighbor list.
+
+    Args:
+        setup: Sizes of the model.
+        layers: Its folded matrices.
+        tables: Its tables.
+        passes: Kernels of the device.
+        buffers: The neighbor list and the edges.
+        tiles: Cover all nodes.
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        layers: Sequence[Layer],
+        tables: Tables,
+        passes: Passes,
+        buffers: ListBuffers,
+        tiles: Sequence[Tile],
+    ) -> None:
+        self.setup, self.layers, self.tables = setup, layers, tables
+        self.passes, self.buffers, self.tiles = passes, buffers, tiles
+        self._allocate()
+
+    def _allocate(self) -> None:
+        n, channels = self.buffers.n_nodes, self.setup.channels
+        largest = max((tile.last - tile.first for tile in self.tiles), default=0)
+
+        def empty(*shape: int) -> Tensor:
+            return self.buffers.t.new_empty(*shape)
+
+        dims = [layer.dim_out for layer in self.layers[:-1]]
+        up_dims = [plan.dim_in for plan in self.setup.plans[1:]]
+        self.feats = [empty(dim, n, channels) for dim in dims]
+        self.feats_bar = [torch.empty_like(feats) for feats in self.feats]
+        self.up = [empty(dim, n, channels) for dim in up_dims]
+        self.up_bar = [torch.empty_like(up) for up in self.up]
+        self.norm = [empty(n) if layer.has_density else None for layer in self.layers]
+        self.dot = empty(n)
+        self.kept = [
+            [empty(layer.dim_message, tile.last - tile.first, channels) for tile in self.tiles]
+            for layer in self.layers[:-1]
+        ]
+        n_paths = max((plan.dim_out for plan in self.setup.plans[1:]), default=0) * channels
+        sums = (self.setup.l_max + 1) ** 2 * self.setup.n_species * self.setup.n_hidden
+        self._rows = empty(largest * max(n_paths, sums))
+        self._message = empty(largest * channels * self.layers[-1].dim_message)
+        self._product = empty(largest * channels * max(layer.dim_out for layer in self.layers))
+        self._last = empty(2, largest * channels * self.layers[-1].dim_out)
+
+    def run(self) -> None:
+        """Positions in ``buffers.x`` to energies, forces and virial in ``buffers``."""
+        buffers, last = self.buffers, len(self.layers) - 1
+        buffers.closest.fill_(float("inf"))
+        arrays = buffers.nodes(), buffers.edges()
+        self.passes.edges(*arrays, *map(address, (buffers.x, buffers.node_energy, buffers.closest)))
+        for bar in (*self.feats_bar, *self.up_bar):
+            bar.zero_()
+        for t in range(last):
+            for number, tile in enumerate(self.tiles):
+                self._forward(t, tile, self.kept[t][number])
+            self._linear_up(t)
+        for tile in self.tiles:
+            message = _view(self._message, self.layers[last].dim_message, tile, self.setup)
+            self._last[1].zero_()
+            self._forward(last, tile, message)
+            self._backward(last, tile, message)
+        for t in reversed(range(last)):
+            self._linear_up_backward(t)
+            for number, tile in enumerate(self.tiles):
+                self._backward(t, tile, self.kept[t][number])
+        self._sum_up(arrays)
+
+    def _sum_up(self, arrays: tuple) -> None:
+        buffers = self.buffers
+        buffers.node_forces.zero_()
+        buffers.totals.zero_()
+        self.passes.forces(*arrays, address(buffers.node_forces), address(buffers.totals, 1), 0, 0)
+        torch.sum(buffers.node_energy * buffers.mask, 0, keepdim=True, out=buffers.totals[:1])
+        buffers.totals[10:].copy_(buffers.closest)
+        torch.index_select(buffers.node_forces, 0, buffers.place, out=buffers.forces)
+
+    # ---- one layer, one tile ----
+
+    def _forward(self, t: int, tile: Tile, message: Tensor) -> None:
+        """Edges to message to features; readouts add to the energies, and start the cotangents."""
+        layer, range_ = self.layers[t], (tile.first, tile.last)
+        rows = self._convolve(t, tile)
+        for block in layer.message[tile.species]:
+            _multiply(message[block.target], _rows(rows, block, tile, t), block.weight)
+        product = _view(self._product, layer.dim_out, tile, self.setup)
+        coefs = address(self.tables.coefs[t])
+        self.passes.contract(
+            t, range_, address(self.buffers.species), coefs, address(message), address(product)
+        )
+        feats, feats_bar = self._outputs(t, tile)
+        _linear(feats, product, layer.product)
+        if layer.skip:
+            inputs = self.feats[t - 1][:, tile.first : tile.last]
+            for block in layer.skip[tile.species]:
+                _multiply(feats[block.target], inputs[block.source], block.weight, add=True)
+        if layer.constant is not None:
+            feats.add_(layer.constant[tile.species][:, None])
+        energy = self.buffers.node_energy[tile.first : tile.last]
+        for readout in layer.readouts:
+            added, slope = readout.energy_and_slope(feats[readout.row])
+            energy.add_(added)
+            feats_bar[readout.row].add_(slope)
+
+    def _backward(self, t: int, tile: Tile, message: Tensor) -> None:
+        """From the cotangent of a layer's features to gradients of edges and input features."""
+        layer, range_ = self.layers[t], (tile.first, tile.last)
+        feats_bar = self._outputs(t, tile)[1]
+        if layer.skip:
+            inputs_bar = self.feats_bar[t - 1][:, tile.first : tile.last]
+            for block in layer.skip[tile.species]:
+                _multiply(
+                    inputs_bar[block.source], feats_bar[block.target], block.weight.T, add=True
+                )
+        product_bar = _view(self._product, layer.dim_out, tile, self.setup)
+        _linear_transposed(product_bar, feats_bar, layer.product)
+        self.passes.contract_backward(
+            *(t, range_, address(self.buffers.species), address(self.tables.coefs[t])),
+            *(address(message), address(product_bar), address(self.dot)),
+        )
+        rows = self._row_space(t, tile)
+        for block in layer.message[tile.species]:
+            _multiply(_rows(rows, block, tile, t), message[block.target], block.weight.T)
+        self._convolve_backward(t, tile, rows)
+
+    def _convolve(self, t: int, tile: Tile) -> Tensor:
+        rows, nodes, edges = self._row_space(t, tile), *self._arrays(t, tile)
+        density = address(self.tables.densities[t])
+        if t == 0:
+            norm = address(self.norm[0], tile.first) if density else 0
+            table = address(self.tables.hidden)
+            self.passes.scatter(nodes, edges, table, density, address(rows), norm)
+        else:
+            self.passes.conv(
+                *(t, (tile.first, tile.last), nodes, edges, address(self.up[t - 1])),
+                *(address(self.tables.convs[t]), density, address(rows), address(self.norm[t])),
+            )
+        return rows
+
+    def _convolve_backward(self, t: int, tile: Tile, rows: Tensor) -> None:
+        nodes, edges = self._arrays(t, tile)
+        density = address(self.tables.densities[t])
+        if t == 0:
+            norm = address(self.norm[0], tile.first) if density else 0
+            dot, table = address(self.dot, tile.first), address(self.tables.hidden)
+            self.passes.scatter_backward(nodes, edges, table, density, address(rows), norm, dot)
+            return
+        self.passes.conv_backward(
+            *(t, (tile.first, tile.last), nodes, edges, address(self.up[t - 1])),
+            *(address(self.tables.convs[t]), density, address(rows), address(self.norm[t])),
+            *(address(self.dot), address(self.up_bar[t - 1])),
+        )
+
+    # ---- between layers ----
+
+    def _linear_up(self, t: int) -> None:
+        """Features of layer ``t`` to what the next convolution reads, for all nodes."""
+        _linear(self.up[t], self.feats[t], self.layers[t + 1].up)
+
+    def _linear_up_backward(self, t: int) -> None:
+        for block in self.layers[t + 1].up:
+            target, source = self.feats_bar[t][block.source], self.up_bar[t][block.target]
+            _multiply(target, source, block.weight.T, add=True)
+
+    # ---- where things lie ----
+
+    def _arrays(self, t: int, tile: Tile) -> tuple:
+        """The first layer's passes take the rows of a tile for a list of their own."""
+        chosen = tile if t == 0 else None
+        return self.buffers.nodes(chosen), self.buffers.edges(chosen)
+
+    def _row_space(self, t: int, tile: Tile) -> Tensor:
+        """[rows, nodes of the tile, K] of what the convolution of layer ``t`` sums."""
+        n = tile.last - tile.first
+        if t == 0:
+            dim, width = (self.setup.l_max + 1) ** 2, self.setup.n_species * self.setup.n_hidden
+        else:
+            dim, width = self.setup.plans[t].dim_out, self.setup.channels
+        return self._rows[: dim * n * width].view(dim, n, width)
+
+    def _outputs(self, t: int, tile: Tile) -> tuple[Tensor, Tensor]:
+        """Features of a tile after layer ``t``, and their cotangents."""
+        if t < len(self.layers) - 1:
+            rows = slice(tile.first, tile.last)
+            return self.feats[t][:, rows], self.feats_bar[t][:, rows]
+        feats, bar = (_view(part, self.layers[t].dim_out, tile, self.setup) for part in self._last)
+        return feats, bar
+
+
+def _rows(rows: Tensor, block: Block, tile: Tile, t: int) -> Tensor:
+    """The part of the convolution's sums that one message block reads, [2l + 1, n, K]."""
+    if t == 0:
+        return rows[block.source]
+    n, width = tile.last - tile.first, block.weight.shape[0]
+    return rows[block.source].view(block.target.stop - block.target.start, n, width)
+
+
+def _linear(out: Tensor, x: Tensor, blocks: Sequence[Block]) -> None:
+    """Mix channels within each irrep; rows that no block writes become zero."""
+    written = sum(block.target.stop - block.target.start for block in blocks)
+    if written < len(out):
+        out.zero_()
+    for block in blocks:
+        _multiply(out[block.target], x[block.source], block.weight)
+
+
+def _linear_transposed(x_bar: Tensor, out_bar: Tensor, blocks: Sequence[Block]) -> None:
+    """The cotangent of ``x`` in :func:`_linear`."""
+    read = sum(block.source.stop - block.source.start for block in blocks)
+    if read < len(x_bar):
+        x_bar.zero_()
+    for block in blocks:
+        _multiply(x_bar[block.source], out_bar[block.target], block.weight.T)
+
+
+def _multiply(out: Tensor, x: Tensor, weight: Tensor, *, add: bool = False) -> None:
+    """``out`` [d, n, C] = or += ``x`` [d, n, K] @ ``weight`` [K, C]; closely packed, in one go."""
+    if out.is_contiguous() and x.is_contiguous():
+        out, x = out.view(1, -1, out.shape[-1]), x.view(1, -1, x.shape[-1])
+    for out_row, x_row in zip(out, x, strict=True):
+        if add:
+            out_row.addmm_(x_row, weight)
+        else:
+            torch.mm(x_row, weight, out=out_row)
+
+
+def _view(buffer: Tensor, dim: int, tile: Tile, setup: Setup) -> Tensor:
+    n = tile.last - tile.first
+    return buffer[: dim * n * setup.channels].view(dim, n, setup.channels)
