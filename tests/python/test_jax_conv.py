@@ -226,7 +226,7 @@ def test_wrong_shapes_are_named(index):
 
 
 MISUSE = {
-    "scalar": ({"node_feats": 1.0}, r"node_feats: expected shape \(0, 4, 0\), got \(\)"),
+    "scalar": ({"node_feats": 1.0}, r"node_feats: expected shape \(0, 4, 5\), got \(\)"),
     "indptr": ({"indptr": np.zeros((2, 2), int)}, r"indptr: expected shape \(4,\), got \(2, 2\)"),
     "no indptr": ({"indptr": np.zeros(0, int)}, r"indptr: expected shape \(1,\), got \(0,\)"),
     "indptr's type": ({"indptr": np.zeros(7)}, "indptr: expected int32 or int64, got float32"),

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
 from mace_stream.couplings import ConvPlan, resolve_mode
+from mace_stream.couplings.blocks import ProductBlock
 from mace_stream.jax import ops
 from mace_stream.kernels.conv_kernel import kernel_name
 
@@ -29,7 +32,8 @@ def conv(
     values, row pointers and senders may change without a new compilation, shapes may not. First and
     second derivatives are kernels too; the third is refused. Results repeat bit for bit on a CPU,
     and on CUDA in mode ``streaming`` but for the cotangent of ``node_feats``. Compiled functions
-    hold the plan's address: they cannot be exported to another process.
+    hold the plan's address: they cannot be exported to another process. Where the instructions of
+    ``plan`` mix channels, all is plain JAX and differentiable at will.
 
     Args:
         node_feats: ``[n_nodes, dim_in, channels]``, float32, or float64 under ``jax_enable_x64``.
@@ -49,17 +53,16 @@ def conv(
     Raises:
         ValueError: An argument has the wrong shape or dtype, or the mode is unknown or cannot
             serve this plan.
-        NotImplementedError: The plan mixes channels.
     """
     chosen, reason = resolve_mode(mode, plan)
-    if plan.products:
-        raise NotImplementedError(f"conv: {reason}; in JAX only plans that stream are served")
     if deterministic and chosen == "standard":
         raise ValueError(
             f"deterministic: expected False in mode standard ({reason}), whose sums take any order"
         )
     inputs = [jnp.asarray(x) for x in (node_feats, edge_attrs, path_weights, indptr, sender)]
     _check(*inputs, plan)
+    if plan.products:
+        return plain_conv(*inputs, plan)
     *arrays, indptr, sender = inputs
     rows, receiver = indptr, ops.absent(jnp.int32)
     if chosen == "standard":
@@ -94,7 +97,25 @@ def plain_conv(
             "imo,em,eic->eoc", coupling, harmonics, weighted, precision=jax.lax.Precision.HIGHEST
         )
         message = message.at[receiver, path.rows_out].add(parts)
+    for product in plan.products:
+        parts = _multiply(product, feats, edge_attrs, path_weights)
+        message = message.at[receiver, product.rows_out].add(parts)
     return message
+
+
+def _multiply(product: ProductBlock, feats: Array, edge_attrs: Array, path_weights: Array) -> Array:
+    """Messages of all edges ``[n_edges, mul_out * dim_out, 1]``, one batched product per edge."""
+    coupling, n_edges = jnp.asarray(product.coupling, feats.dtype), len(feats)
+    mul_in, mul_edge, _ = product.muls
+    dim_in, dim_edge, _ = product.coupling.shape
+    feats = feats[:, product.rows_in, 0].reshape(n_edges, mul_in, dim_in)
+    harmonics = edge_attrs[:, product.rows_edge].reshape(n_edges, mul_edge, dim_edge)
+    weights = path_weights[:, product.rows_weight, 0].reshape(n_edges, *product.weight_shape)
+    exactly = partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
+    coupled = exactly("imo,evm,eui->euvo", coupling, harmonics, feats)
+    equation = "euvw,euvo->ewo" if product.mode == "uvw" else "euv,euvo->euo"
+    n_rows = product.rows_out.stop - product.rows_out.start
+    return exactly(equation, weights, coupled).reshape(n_edges, n_rows, 1)
 
 
 def _check(
@@ -105,7 +126,7 @@ def _check(
     sender: Array,
     plan: ConvPlan,
 ) -> None:
-    n_edges, channels = sender.size, node_feats.shape[-1] if node_feats.ndim else 0
+    n_edges, channels = sender.size, plan.channels
     n_nodes = node_feats.shape[0] if node_feats.ndim else 0
     expected = {
         "node_feats": (node_feats, (n_nodes, plan.dim_in, channels)),
