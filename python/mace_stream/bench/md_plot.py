@@ -1,0 +1,64 @@
+"""Pictures of docs/benchmarks/md.csv: time and memory against the number of atoms."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+Curves = dict[str, dict[int, float]]
+"""Label -> number of atoms -> value."""
+PICTURES = {
+    "md_time.png": ("us_per_atom_step", "µs per atom and step"),
+    "md_memory.png": ("peak_mib", "peak memory, MiB"),
+}
+
+
+def plot_table(table: Path, folder: Path) -> list[Path]:
+    """Draw both pictures, and return their paths.
+
+    Raises:
+        ValueError: The table has no measurement.
+    """
+    with table.open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["us_per_atom_step"]]
+    if not rows:
+        raise ValueError(f"{table}: no measurements; type: mace-stream bench md --csv {table}")
+    return [
+        _draw(curves(rows, column), label, folder / name)
+        for name, (column, label) in PICTURES.items()
+    ]
+
+
+def curves(rows: list[dict[str, str]], column: str) -> Curves:
+    """Return one curve per device, model, implementation and precision; later rows win.
+
+    What all rows share is left out of the labels.
+    """
+    told = ("impl", "precision", "model", "device", "ranks")
+    varied = [name for name in told if name == "impl" or len({row[name] for row in rows}) > 1]
+    found: Curves = {}
+    for row in rows:
+        if row[column]:
+            label = ", ".join(row[name] for name in varied)
+            found.setdefault(label, {})[int(row["n_atoms"])] = float(row[column])
+    return found
+
+
+def _draw(drawn: Curves, label: str, path: Path) -> Path:
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axis = plt.subplots(figsize=(6.5, 4.5))
+    for name, points in drawn.items():
+        sizes = sorted(points)
+        axis.loglog(sizes, [points[size] for size in sizes], "o-", label=name)
+    axis.set_xlabel("atoms")
+    axis.set_ylabel(label)
+    axis.grid(visible=True, which="both", alpha=0.3)
+    axis.legend(fontsize="small")
+    figure.tight_layout()
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+    return path
