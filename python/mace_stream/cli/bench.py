@@ -11,6 +11,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from mace_stream.cli import bench_md
+
 app = typer.Typer(help="Measure on this machine.", no_args_is_help=True)
 WIDTH = 110
 """Columns of text that the table needs; where the output is no terminal, it would get 80."""
@@ -19,6 +21,10 @@ WIDTH = 110
 @app.callback()
 def _group() -> None:
     """Measure on this machine."""
+
+
+app.command()(bench_md.md)
+app.command()(bench_md.plot)
 
 
 @app.command()
