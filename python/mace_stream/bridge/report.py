@@ -19,24 +19,23 @@ RULE = "-" * 78
 
 def start(session: Session, facts: Mapping[str, str]) -> str:
     """Return the start block: all that decides the numbers of the run."""
-    evaluator = session.evaluator
+    place = session.evaluator.placement
     lines = [
         ("model", f"{session.path} ({session.spec.architecture})"),
         ("SHA-256", session.sha256),
         ("head", f"{session.head} (of: {', '.join(session.spec.heads)})"),
         *_types(session),
-        ("device", evaluator.device_name),
-        ("precision", f"{evaluator.precision} ({evaluator.precision_reason})"),
-        ("threads", str(evaluator.threads)),
+        ("device", place.device_name),
+        ("precision", f"{place.precision} ({place.precision_reason})"),
+        ("threads", str(place.threads)),
         ("neighbor list", facts["list"]),
         ("graph", f"{facts['atoms']} atoms, {facts['edges']} edges, skin included"),
         ("r_max", f"{session.r_max:g} Å"),
         ("skin", f"{facts['skin']} Å, ghost cutoff {facts['ghost_cutoff']} Å"),
-        *_layers(evaluator.conv_modes()),
-        ("radial part", "exact: the radial network is evaluated for every edge"),
+        *session.evaluator.describe(),
         ("units", facts["units"]),
         ("versions", f"mace-stream {mace_stream.__version__}, LAMMPS {facts['lammps']}"),
-        ("", f"{evaluator.backend_version}, Python {platform.python_version()}"),
+        ("", f"{session.backend_version}, Python {platform.python_version()}"),
     ]
     body = "\n".join(f"  {name:<14} {text}" for name, text in lines)
     return f"{RULE}\npair_style mace/stream\n{body}\n{RULE}\n"
@@ -57,18 +56,16 @@ def _type_text(session: Session, species: int) -> str:
     return f"{symbol}, element {species} of the model, E0 {session.energies[species]:.6f} eV"
 
 
-def _layers(modes: list[tuple[int, str, str]]) -> list[tuple[str, str]]:
-    return [(f"layer {layer}", f"convolution {mode}: {reason}") for layer, mode, reason in modes]
-
-
 def end(timings: Mapping[str, float], statistics: Mapping[str, float]) -> str:
     """Return the table of a run: where the time of the style went, per evaluation."""
     steps, atoms = timings["evaluations"], max(timings["atoms"], 1)
+    names = {"arrange_s": "list, device", "forward_s": "model forward", "vjp_s": "model VJP"}
+    names["model_s"] = "model"
+    inner = {names[key]: statistics[key] for key in names if key in statistics}
     parts = {
         "list": timings["flatten_s"],
-        "bridge": timings["evaluate_s"] - statistics["forward_s"] - statistics["vjp_s"],
-        "model forward": statistics["forward_s"],
-        "model VJP": statistics["vjp_s"],
+        "bridge": timings["evaluate_s"] - sum(inner.values()),
+        **inner,
         "scatter": timings["scatter_s"],
     }
     total = sum(parts.values())
@@ -85,10 +82,16 @@ def end(timings: Mapping[str, float], statistics: Mapping[str, float]) -> str:
         f"  {1e6 * total / steps / atoms:.2f} µs per atom and step",
         f"  {statistics['edges'] / steps / atoms:.1f} edges per atom within r_max",
         f"  {_memory(statistics)}",
+        *_captures(statistics),
         RULE,
         "",
     ]
     return "\n".join(lines)
+
+
+def _captures(statistics: Mapping[str, float]) -> list[str]:
+    count = statistics.get("captures", 0)
+    return [f"  CUDA graphs captured so far: {count:.0f}"] if count else []
 
 
 def _memory(statistics: Mapping[str, float]) -> str:

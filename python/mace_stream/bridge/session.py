@@ -30,7 +30,11 @@ class Session:
 
     def __init__(self, path: str, symbols: Sequence[str], options: Mapping[str, str]) -> None:
         with own_symbols_first():
-            from mace_stream.torch.evaluator import TorchEvaluator
+            import torch
+
+            from mace_stream.torch.evaluators import choose_evaluator
+
+        self.backend_version = f"torch {torch.__version__}"
 
         self.path = Path(path)
         self.spec, tensors = io.load(self.path)
@@ -40,13 +44,10 @@ class Session:
         self.type_species, self.type_masses = map_types(self.spec.elements, symbols)
         self.r_max = self.spec.r_max
         self.energies = tensors["atomic_energies"][self.spec.heads.index(self.head)]
-        self.evaluator = TorchEvaluator(
-            self.spec,
-            tensors,
+        self.evaluator = choose_evaluator(
+            *(self.spec, tensors, options),
             head=self.head,
-            device=options["device"],
-            precision=options["precision"],
-            conv=options["conv"],
+            species=sorted({int(z) for z in self.type_species if z >= 0}),
             threads=default_threads(),
         )
 

@@ -71,12 +71,12 @@ def conv_program(
     setup: Setup, plan: ConvPlan, density: bool, backward: bool, nodes: bool
 ) -> Program:
     """Convolution of a later layer; one kernel per group of paths."""
-    width = channel_width(setup.channels, 4 if setup.dtype == "float32" else 8)
+    width = channel_width(plan.channels, 4 if setup.dtype == "float32" else 8)
     groups = pack_paths(plan, ROWS[backward])
-    tiles = -(-setup.channels // (width * WARP))
+    tiles = -(-plan.channels // (width * WARP))
     warps = min(MAX_WARPS, tiles)
     constants = [
-        f"constexpr int CHANNELS = {setup.channels}, N_PATHS = {plan.n_paths}, WARPS = {warps};",
+        f"constexpr int CHANNELS = {plan.channels}, N_PATHS = {plan.n_paths}, WARPS = {warps};",
         PAIR_AND_TERM,
         *(_group(plan, group, index) for index, group in enumerate(groups)),
     ]

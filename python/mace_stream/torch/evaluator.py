@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -13,8 +12,7 @@ import torch
 from mace_stream.evaluation import Evaluation
 from mace_stream.spec import ModelSpec
 from mace_stream.torch.model import MACE
-
-DTYPES = {"double": torch.float64, "single": torch.float32}
+from mace_stream.torch.placement import Placement, borrowed_threads
 
 
 class TorchEvaluator:
@@ -24,13 +22,9 @@ class TorchEvaluator:
         spec: Architecture.
         tensors: Parameters, as stored in the file.
         head: Name of the head.
-        device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``; ``auto`` is CUDA where torch sees one.
-        precision: ``auto``, ``double`` or ``single``; ``auto`` is double on CPU, single on CUDA.
+        placement: Device and precision.
         conv: Mode of the convolutions.
-        threads: Number of threads on CPU.
-
-    Raises:
-        ValueError: The device is not there.
+        reason: Why the radial network is evaluated for every edge.
     """
 
     def __init__(
@@ -39,34 +33,32 @@ class TorchEvaluator:
         tensors: Mapping[str, np.ndarray],
         *,
         head: str,
-        device: str,
-        precision: str,
+        placement: Placement,
         conv: str,
-        threads: int,
+        reason: str = "asked for",
     ) -> None:
-        self.device = choose_device(device)
-        self.threads = threads
-        on_gpu = self.device.type == "cuda"
-        self.precision_reason = (
-            "asked for" if precision != "auto" else f"default on {self.device.type}"
-        )
-        self.precision = precision if precision != "auto" else ("single" if on_gpu else "double")
-        self.device_name = torch.cuda.get_device_name(self.device) if on_gpu else "cpu"
-        self.backend_version = f"torch {torch.__version__}"
+        self.placement = placement
+        self.device = placement.device
+        self.reason = reason
         self.r_max_squared = spec.r_max**2
         self.model = MACE.from_spec(
             spec,
             tensors,
             head=head,
-            dtype=DTYPES[self.precision],
+            dtype=placement.dtype,
             device=self.device,
             conv_mode=conv,
         )
         self._statistics = _no_statistics()
 
-    def conv_modes(self) -> list[tuple[int, str, str]]:
-        """Return layer, mode and reason for every convolution."""
-        return self.model.conv_modes()
+    def describe(self) -> list[tuple[str, str]]:
+        """Return what the log says about the layers."""
+        layers = [
+            (f"layer {layer}", f"convolution {mode}: {reason}")
+            for layer, mode, reason in self.model.conv_modes()
+        ]
+        exact = f"exact: the radial network is evaluated for every edge ({self.reason})"
+        return [*layers, ("radial part", exact)]
 
     def set_topology(
         self,
@@ -85,7 +77,7 @@ class TorchEvaluator:
 
     def evaluate(self, positions: np.ndarray, node_energy: bool, node_virial: bool) -> Evaluation:
         """Evaluate at ``positions`` [n_atoms, 3]. Synchronizes with the device at the end."""
-        with borrowed_threads(self.threads):
+        with borrowed_threads(self.placement.threads):
             start = perf_counter()
             edges, edge_grad, energies, forward_s = self._differentiate(positions)
             result = reduce_edges(edges, edge_grad, energies, node_energy, node_virial)
@@ -102,7 +94,7 @@ class TorchEvaluator:
         edges = self._edges(torch.from_numpy(positions).to(self.device))
         edges.vec.requires_grad_()
         interaction, energies = self.model(edges.vec, edges.indptr, edges.sender, self.species)
-        self._synchronize()
+        self.placement.synchronize()
         forward_s = perf_counter() - start
         (edge_grad,) = torch.autograd.grad(interaction, edges.vec)
         return edges, edge_grad, energies.detach(), forward_s
@@ -111,8 +103,7 @@ class TorchEvaluator:
         """Return seconds, edges and peak memory of the device in bytes since the last call."""
         taken = self._statistics
         self._statistics = _no_statistics()
-        if self.device.type == "cuda":
-            taken["device_peak_bytes"] = torch.cuda.max_memory_allocated(self.device)
+        taken["device_peak_bytes"] = self.placement.peak_bytes()
         return taken
 
     def _edges(self, x: torch.Tensor) -> Edges:
@@ -123,10 +114,6 @@ class TorchEvaluator:
         seen = torch.cumsum(inside, 0)
         indptr = torch.cat([seen.new_zeros(1), seen])[self.indptr]
         return Edges(vec[kept], indptr, self.sender[kept])
-
-    def _synchronize(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
 
     def _upload(self, array: np.ndarray) -> torch.Tensor:
         return torch.tensor(array, dtype=torch.int64, device=self.device)
@@ -172,35 +159,6 @@ def reduce_edges(
     return Evaluation(
         float(energies.sum()), forces.cpu().numpy(), virial.contiguous().cpu().numpy(), **per_node
     )
-
-
-def choose_device(name: str) -> torch.device:
-    """Return the device for a value of the keyword ``device``.
-
-    Raises:
-        ValueError: A CUDA device is asked for that torch does not see.
-    """
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if name == "auto":
-        name = "cuda" if count else "cpu"
-    device = torch.device(name)
-    if device.type == "cuda" and (device.index or 0) >= count:
-        raise ValueError(
-            f"device {name}: torch {torch.__version__} sees {count} CUDA devices; use device cpu, "
-            "or check the driver and that torch is a CUDA build: mace-stream doctor"
-        )
-    return device
-
-
-@contextmanager
-def borrowed_threads(count: int) -> Iterator[None]:
-    """Set torch's number of threads, which a host program shares, and put the old one back."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _no_statistics() -> dict[str, float]:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from time import perf_counter
 
 import numpy as np
 import torch
 
+from mace_stream.couplings import ConvPlan
 from mace_stream.evaluation import Evaluation
 from mace_stream.spec import ModelSpec
-from mace_stream.torch.evaluator import DTYPES, borrowed_threads
 from mace_stream.torch.inference.arrangement import Arrangement, Topology, grown
 from mace_stream.torch.inference.buffers import ListBuffers, address
 from mace_stream.torch.inference.model import prepare
 from mace_stream.torch.inference.pipeline import Pipeline
+from mace_stream.torch.placement import Placement, borrowed_threads
 
 TILE = {"cuda": 16384, "cpu": 128}
 """Nodes that are worked on together: enough to fill a GPU, few enough for a CPU's cache."""
@@ -29,10 +31,8 @@ class InferenceEvaluator:
         spec: Architecture.
         tensors: Parameters, as stored in the file.
         head: Name of the head.
-        device: Where to run.
-        precision: ``double`` or ``single``.
+        placement: Device and precision.
         species: Elements that may occur, as indices into the model's.
-        threads: Number of threads on CPU.
         graphs: Whether to replay a step as one CUDA graph.
 
     Raises:
@@ -46,17 +46,19 @@ class InferenceEvaluator:
         tensors: Mapping[str, np.ndarray],
         *,
         head: str,
-        device: torch.device,
-        precision: str,
+        placement: Placement,
         species: Sequence[int],
-        threads: int,
         graphs: bool,
     ) -> None:
-        self.device, self.threads = device, threads
-        self.dtype = DTYPES[precision]
-        with borrowed_threads(threads):
+        self.placement = placement
+        self.device = device = placement.device
+        with borrowed_threads(placement.threads):
             self.model = prepare(
-                spec, tensors, head=head, species=species, dtype=self.dtype, device=device
+                *(spec, tensors),
+                head=head,
+                species=species,
+                dtype=placement.dtype,
+                device=device,
             )
         self._species_of = torch.full((len(spec.elements),), -1, device=device)
         self._species_of[list(species)] = torch.arange(len(species), device=device)
@@ -65,12 +67,25 @@ class InferenceEvaluator:
         self._new_list: Topology | None = None
         self._run = _GraphedRun(device) if graphs and device.type == "cuda" else _PlainRun()
         self._pinned = device.type == "cuda"
-        self.n_edges = 0
+        self._statistics = _no_statistics()
 
-    @property
-    def n_captures(self) -> int:
-        """How often a CUDA graph has been captured."""
-        return self._run.n_captures
+    def describe(self) -> list[tuple[str, str]]:
+        """Return what the log says about the layers."""
+        plans = enumerate(self.model.setup.plans)
+        layers = [(f"layer {t}", _layer_text(plan)) for t, plan in plans]
+        return [
+            *layers,
+            ("radial part", f"spline: {self.model.radial.text}"),
+            ("CUDA graphs", self._run.text),
+        ]
+
+    def take_statistics(self) -> dict[str, float]:
+        """Return seconds, edges and peak memory of the device in bytes since the last call."""
+        taken = self._statistics
+        self._statistics = _no_statistics()
+        taken["device_peak_bytes"] = self.placement.peak_bytes()
+        taken["captures"] = self._run.n_captures
+        return taken
 
     def set_topology(
         self,
@@ -98,12 +113,17 @@ class InferenceEvaluator:
         Raises:
             ValueError: Two atoms are closer than the radial tables reach.
         """
-        with borrowed_threads(self.threads):
+        with borrowed_threads(self.placement.threads):
+            start = perf_counter()
             if self._new_list is not None:
                 self._take_list(positions)
+            listed = perf_counter()
             self._upload_positions(positions)
             self._run(self._pipeline.run)
-            return self._results(node_energy, node_virial)
+            result = self._results(node_energy, node_virial)
+            self._statistics["arrange_s"] += listed - start
+            self._statistics["model_s"] += perf_counter() - listed
+        return result
 
     def _take_list(self, positions: np.ndarray) -> None:
         """Bring a new list into the passes' order, and grow the arrays if it does not fit."""
@@ -121,7 +141,7 @@ class InferenceEvaluator:
                 arrangement.n_nodes,
                 int(slack * arrangement.n_slots),
                 int(slack * len(positions)),
-                self.dtype,
+                self.placement.dtype,
                 self.device,
             )
             self._pipeline = Pipeline(
@@ -188,10 +208,21 @@ class InferenceEvaluator:
         )
 
 
+def _layer_text(plan: ConvPlan | None) -> str:
+    if plan is None:
+        return "convolution streaming, fused: sender features depend on the element alone"
+    return f"convolution streaming, fused with the radial table: {plan.n_paths} paths"
+
+
+def _no_statistics() -> dict[str, float]:
+    return {"arrange_s": 0.0, "model_s": 0.0, "edges": 0, "device_peak_bytes": 0}
+
+
 class _PlainRun:
     """Runs a step kernel by kernel."""
 
     n_captures = 0
+    text = "none: the step is launched kernel by kernel"
 
     def __call__(self, step: Callable[[], None]) -> None:
         step()
@@ -202,6 +233,8 @@ class _PlainRun:
 
 class _GraphedRun:
     """Captures a step once and replays it, until addresses change."""
+
+    text = "one per step, captured again when arrays grow"
 
     def __init__(self, device: torch.device) -> None:
         self.device = device

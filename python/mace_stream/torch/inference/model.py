@@ -68,7 +68,11 @@ def prepare(
     setup, coefs = _setup(model, tensors, species, radial, dtype)
 
     def upload(array: np.ndarray | None) -> torch.Tensor | None:
-        return None if array is None else torch.tensor(array, dtype=dtype, device=device)
+        return (
+            None
+            if array is None
+            else torch.tensor(np.ascontiguousarray(array), dtype=dtype, device=device)
+        )
 
     tables = Tables(
         hidden=upload(radial.hidden),
@@ -84,16 +88,9 @@ def prepare(
 
 def check_supported(model: MACE) -> None:
     """Raise ``NotImplementedError`` unless the passes can run the layers of ``model``."""
-    for t, (interaction, product) in enumerate(
-        zip(model.interactions, model.products, strict=True)
-    ):
+    for t, interaction in enumerate(model.interactions):
         if interaction.plan.refusal:
             raise NotImplementedError(f"layer {t}: {interaction.plan.refusal}")
-        channels = {interaction.plan.channels, product.contraction.channels}
-        if len(channels) > 1:
-            raise NotImplementedError(
-                f"layer {t}: edges and messages have different numbers of channels, {channels}"
-            )
 
 
 def _setup(

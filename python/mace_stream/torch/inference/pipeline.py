@@ -61,10 +61,10 @@ class Pipeline:
             return self.buffers.t.new_empty(*shape)
 
         dims = [layer.dim_out for layer in self.layers[:-1]]
-        up_dims = [plan.dim_in for plan in self.setup.plans[1:]]
+        later = self.setup.plans[1:]
         self.feats = [empty(dim, n, channels) for dim in dims]
         self.feats_bar = [torch.empty_like(feats) for feats in self.feats]
-        self.up = [empty(dim, n, channels) for dim in up_dims]
+        self.up = [empty(plan.dim_in, n, plan.channels) for plan in later]
         self.up_bar = [torch.empty_like(up) for up in self.up]
         self.norm = [empty(n) if layer.has_density else None for layer in self.layers]
         self.dot = empty(n)
@@ -72,7 +72,7 @@ class Pipeline:
             [empty(layer.dim_message, tile.last - tile.first, channels) for tile in self.tiles]
             for layer in self.layers[:-1]
         ]
-        n_paths = max((plan.dim_out for plan in self.setup.plans[1:]), default=0) * channels
+        n_paths = max((plan.dim_out * plan.channels for plan in later), default=0)
         sums = (self.setup.l_max + 1) ** 2 * self.setup.n_species * self.setup.n_hidden
         self._rows = empty(largest * max(n_paths, sums))
         self._message = empty(largest * channels * self.layers[-1].dim_message)
@@ -211,7 +211,7 @@ class Pipeline:
         if t == 0:
             dim, width = (self.setup.l_max + 1) ** 2, self.setup.n_species * self.setup.n_hidden
         else:
-            dim, width = self.setup.plans[t].dim_out, self.setup.channels
+            dim, width = self.setup.plans[t].dim_out, self.setup.plans[t].channels
         return self._rows[: dim * n * width].view(dim, n, width)
 
     def _outputs(self, t: int, tile: Tile) -> tuple[Tensor, Tensor]:

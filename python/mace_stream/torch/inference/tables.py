@@ -16,8 +16,8 @@ from mace_stream.torch.interaction import DensityNorm, Interaction, MeanNorm
 from mace_stream.torch.model import MACE
 from mace_stream.torch.radial import NoTransform, RadialNetwork
 
-PIECE = 512
-"""Distances per evaluation: what exists for each of them then stays in cache."""
+PIECE = 2048
+"""Distances per evaluation, to bound memory: all path weights exist for each, several times."""
 
 OfFeatures = Callable[[Tensor], Tensor]
 """From radial features [n, n_basis] to [n, families, width]."""

@@ -1,0 +1,91 @@
+"""Where a model runs, in which precision, with how many threads, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+DTYPES = {"double": torch.float64, "single": torch.float32}
+
+
+@dataclass(frozen=True)
+class Placement:
+    """A device and a precision."""
+
+    device: torch.device
+    precision: str
+    """``double`` or ``single``."""
+    precision_reason: str
+    threads: int
+    """Number of threads on CPU."""
+
+    @classmethod
+    def choose(cls, device: str, precision: str, threads: int) -> Placement:
+        """Resolve the values of the keywords ``device`` and ``precision``.
+
+        Args:
+            device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``; ``auto``: CUDA where torch sees one.
+            precision: ``auto``, ``double`` or ``single``; ``auto``: single on CUDA, else double.
+            threads: Number of threads on CPU.
+
+        Raises:
+            ValueError: The device is not there.
+        """
+        place = choose_device(device)
+        if precision != "auto":
+            return cls(place, precision, "asked for", threads)
+        default = "single" if place.type == "cuda" else "double"
+        return cls(place, default, f"default on {place.type}", threads)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the model's numbers."""
+        return DTYPES[self.precision]
+
+    @property
+    def device_name(self) -> str:
+        """Name of the device for the log."""
+        on_gpu = self.device.type == "cuda"
+        return torch.cuda.get_device_name(self.device) if on_gpu else "cpu"
+
+    def synchronize(self) -> None:
+        """Wait for the device."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def peak_bytes(self) -> int:
+        """Largest memory of the device that torch has held."""
+        on_gpu = self.device.type == "cuda"
+        return torch.cuda.max_memory_allocated(self.device) if on_gpu else 0
+
+
+def choose_device(name: str) -> torch.device:
+    """Return the device for a value of the keyword ``device``.
+
+    Raises:
+        ValueError: A CUDA device is asked for that torch does not see.
+    """
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if name == "auto":
+        name = "cuda" if count else "cpu"
+    device = torch.device(name)
+    if device.type == "cuda" and (device.index or 0) >= count:
+        raise ValueError(
+            f"device {name}: torch {torch.__version__} sees {count} CUDA devices; use device cpu, "
+            "or check the driver and that torch is a CUDA build: mace-stream doctor"
+        )
+    return device
+
+
+@contextmanager
+def borrowed_threads(count: int) -> Iterator[None]:
+    """Set torch's number of threads, which a host program shares, and put the old one back."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
