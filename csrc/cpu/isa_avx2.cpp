@@ -1,6 +1,6 @@
 // Kernels for x86-64 processors with AVX2 and FMA.
 
-#include "kernels.h"
+#include "inference_kernels.h"
 
 #if defined(__x86_64__)
 
@@ -17,6 +17,7 @@
 #define REGISTERS 16
 
 #include "block_kernels.h"
+#include "inference_isa.h"
 
 #if defined(__clang__)
 #pragma clang attribute pop

@@ -1,6 +1,6 @@
 // Kernels for x86-64 processors with AVX-512.
 
-#include "kernels.h"
+#include "inference_kernels.h"
 
 #if defined(__x86_64__)
 
@@ -18,6 +18,7 @@
 #define REGISTERS 32
 
 #include "block_kernels.h"
+#include "inference_isa.h"
 
 #if defined(__clang__)
 #pragma clang attribute pop

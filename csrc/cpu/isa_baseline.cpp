@@ -1,6 +1,6 @@
 // Kernels that every processor of the architecture runs: SSE2 on x86-64, NEON on aarch64.
 
-#include "kernels.h"
+#include "inference_kernels.h"
 
 #define ISA baseline
 #define VECTOR_BYTES 16
@@ -11,3 +11,4 @@
 #endif
 
 #include "block_kernels.h"
+#include "inference_isa.h"

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import shutil
-import subprocess
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,7 +15,6 @@ from conv_cpu_support import (
     cotangents,
     create,
     dims_of,
-    load,
     oracle,
     problem,
     problem_of,
@@ -26,75 +22,16 @@ from conv_cpu_support import (
 )
 from test_couplings import PATHS, TRIPLES, natural, plan_of
 
-from mace_stream import lammps_plugin
 from mace_stream.couplings import ConvPlan, wigner_3j
 from mace_stream.spec import Path as ModelPath
 from mace_stream.torch.conv import plain_conv
 
-CSRC = Path(__file__).parents[2] / "csrc"
-LIBRARY = "libmace_stream_core.so"
-FLAGS = ["-std=c++17", "-O3", "-fopenmp", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra"]
-INSTRUCTION_SETS = {"best": 2, "avx2": 1, "baseline": 0}
 ROWS = {
     "ragged": RAGGED,
     "no_edges": [0, 0],
     "no_receivers": [],
 }
 NAMES = ("node_feats", "edge_attrs", "path_weights")
-
-
-# ---- the library ----
-
-
-def installed_library() -> Path | None:
-    try:
-        path = Path(lammps_plugin.plugin_directory()) / LIBRARY
-    except FileNotFoundError:
-        return None
-    return path if path.exists() else None
-
-
-@pytest.fixture(scope="session")
-def objects(tmp_path_factory):
-    """Every file but the choice of the instruction set, compiled."""
-    assert shutil.which("g++"), "no C++ compiler found; install g++"
-    folder = tmp_path_factory.mktemp("core")
-    sources = [
-        path for path in sorted(CSRC.rglob("*.cpp")) if path.stem not in ("dispatch", "jax_ffi")
-    ]
-    targets = [folder / f"{path.stem}.o" for path in sources]
-    running = [
-        subprocess.Popen(["g++", *FLAGS, f"-I{CSRC / 'include'}", "-c", source, "-o", target])
-        for source, target in zip(sources, targets, strict=True)
-    ]
-    assert [process.wait() for process in running] == [0] * len(sources)
-    return targets
-
-
-@pytest.fixture(scope="session", params=INSTRUCTION_SETS)
-def core(request, tmp_path_factory):
-    """The library, once for every set of kernels."""
-    path = installed_library()
-    if request.param != "best" or path is None:
-        path = tmp_path_factory.mktemp("core") / LIBRARY
-        limit = f"-DMACE_STREAM_MAX_INSTRUCTION_SET={INSTRUCTION_SETS[request.param]}"
-        objects = request.getfixturevalue("objects")
-        source = CSRC / "cpu" / "dispatch.cpp"
-        command = [
-            "g++",
-            *FLAGS,
-            limit,
-            "-shared",
-            f"-I{CSRC / 'include'}",
-            source,
-            *objects,
-            "-ldl",
-        ]
-        subprocess.run([*command, "-o", path], check=True)
-    return load(path)
-
-
-# ---- tests ----
 
 
 @pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS)

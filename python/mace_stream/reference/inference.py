@@ -322,7 +322,8 @@ def split_blocks(plan: ConvPlan, flat: np.ndarray, n: int) -> np.ndarray:
     for block in plan.outputs:
         mine = flat[block.rows.start * n * channels : block.rows.stop * n * channels]
         mine = mine.reshape(block.irrep.dim, n, block.n_paths, channels)
-        parts.append(mine.transpose(1, 0, 2, 3).reshape(n, -1, channels))
+        rows = block.rows.stop - block.rows.start
+        parts.append(mine.transpose(1, 0, 2, 3).reshape(n, rows, channels))
     return np.concatenate(parts, axis=1)
 
 

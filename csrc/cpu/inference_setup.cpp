@@ -1,0 +1,205 @@
+#include "inference_setup.h"
+
+#include <algorithm>
+#include <cmath>
+#include <exception>
+#include <numeric>
+#include <stdexcept>
+
+namespace mace_stream {
+
+void ThreadScratch::reserve(int64_t n_runs, int64_t n_bytes) {
+  runs.reserve(size_t(n_runs));
+  if (int64_t(bytes.size()) < n_bytes + 64) bytes.resize(size_t(n_bytes + 64));
+}
+
+void* ThreadScratch::aligned() {
+  const auto address = reinterpret_cast<uintptr_t>(bytes.data());
+  return reinterpret_cast<void*>((address + 63) / 64 * 64);
+}
+
+namespace {
+
+/// Senders share locks beyond this number.
+constexpr int64_t LOCKS = 1 << 14;
+
+void require(bool condition) {
+  if (!condition) throw std::invalid_argument("tables");
+}
+
+void check_sizes(const ms_inference_sizes& sizes) {
+  require(sizes.is_double == 0 || sizes.is_double == 1);
+  require(sizes.n_species > 0 && sizes.l_max >= 0 && sizes.l_max <= MAX_L);
+  require(sizes.n_coef == 4 || sizes.n_coef == 6);
+  require(sizes.channels > 0 && sizes.n_hidden > 0 && sizes.n_knots > 0 && sizes.n_layers >= 0);
+  require(sizes.r_0 >= 0 && sizes.r_max > sizes.r_0);
+}
+
+/// Norms of couplings/harmonics.py: sqrt((2 l + 1) (l - m)! / (l + m)!), twice that square for
+/// m > 0.
+std::vector<double> harmonic_norms(int l_max) {
+  std::vector<double> norms;
+  for (int l = 0; l <= l_max; ++l)
+    for (int m = -l; m <= l; ++m) {
+      double square = (2 * l + 1) * (m == 0 ? 1 : 2);
+      for (int k = l - std::abs(m) + 1; k <= l + std::abs(m); ++k) square /= k;
+      norms.push_back(std::sqrt(square));
+    }
+  return norms;
+}
+
+std::vector<RowPlace> row_places(const ms_layer& layer) {
+  std::vector<RowPlace> places;
+  for (int b = 0; b < layer.n_blocks; ++b) {
+    const ms_output_block& block = layer.blocks[b];
+    require(block.start == int64_t(places.size()) && block.dim > 0 && block.n_paths > 0);
+    for (int m = 0; m < block.dim; ++m)
+      for (int path = 0; path < block.n_paths; ++path)
+        places.push_back({block.start + int64_t(m) * block.n_paths, block.n_paths, path});
+  }
+  require(int64_t(places.size()) == layer.conv.dim_out);
+  return places;
+}
+
+/// Which blocks add to rows that another one writes as well, and the rows to be zero before that.
+void set_writers(ConvTables& tables) {
+  std::vector<int> writers(tables.places.size(), 0);
+  for (const PathBlock& block : tables.blocks)
+    for (int i = 0; i < block.n_out; ++i) ++writers[block.rows_out[i]];
+  for (const PathBlock& block : tables.blocks) {
+    const bool adds = std::any_of(block.rows_out, block.rows_out + block.n_out,
+                                  [&](int32_t row) { return writers[row] > 1; });
+    tables.adds.push_back(adds);
+    if (adds)
+      for (int i = 0; i < block.n_out; ++i) writers[block.rows_out[i]] = 2;
+  }
+  for (size_t row = 0; row < writers.size(); ++row)
+    if (writers[row] != 1) tables.zeroed_rows.push_back(int32_t(row));
+}
+
+ConvTables conv_tables(const ms_layer& layer, int l_max) {
+  ConvTables tables;
+  if (layer.conv.n_paths == 0) return tables;
+  tables.channels = layer.conv_channels;
+  require(layer.conv_channels > 0 && layer.conv.dim_edge == (l_max + 1) * (l_max + 1));
+  tables.plan.reset(ms_conv_create(&layer.conv, layer.terms, layer.values));
+  require(tables.plan != nullptr);
+  for (const PathBlock& block : tables.plan->blocks)
+    if (block.n_terms > 0) tables.blocks.push_back(block);
+  tables.places = row_places(layer);
+  set_writers(tables);
+  return tables;
+}
+
+/// Factors of a monomial, sorted.
+struct Monomial {
+  int32_t out, number;
+  std::vector<int32_t> factors;
+
+  bool operator<(const Monomial& other) const {
+    return out != other.out ? out < other.out : factors < other.factors;
+  }
+};
+
+std::vector<Monomial> sorted_monomials(const ms_layer& layer) {
+  std::vector<Monomial> monomials;
+  for (int32_t k = 0; k < layer.n_monomials; ++k) {
+    const int32_t* row = layer.monomials + int64_t(k) * (1 + layer.correlation);
+    Monomial monomial{row[0], k, {}};
+    require(row[0] >= 0 && row[0] < layer.dim_out);
+    for (int f = 1; f <= layer.correlation; ++f) {
+      require(row[f] >= -1 && row[f] < layer.dim);
+      if (row[f] >= 0) monomial.factors.push_back(row[f]);
+    }
+    std::sort(monomial.factors.begin(), monomial.factors.end());
+    monomials.push_back(std::move(monomial));
+  }
+  std::sort(monomials.begin(), monomials.end());
+  return monomials;
+}
+
+/// Monomials that start with the factors that lead to a node.
+struct Branch {
+  size_t node, first, last, depth;
+};
+
+/// Gives the branch's node its coefficient and children; returns the children's branches.
+std::vector<Branch> grow(std::vector<MonomialNode>& tree, const std::vector<Monomial>& monomials,
+                         Branch branch) {
+  if (branch.first < branch.last && monomials[branch.first].factors.size() == branch.depth)
+    tree[branch.node].monomial = monomials[branch.first++].number;
+  tree[branch.node].first_child = int32_t(tree.size());
+  std::vector<Branch> children;
+  for (size_t next = branch.first; next < branch.last;) {
+    require(monomials[next].factors.size() > branch.depth);  // else twice the same
+    const int32_t factor = monomials[next].factors[branch.depth];
+    Branch child{tree.size(), next, next, branch.depth + 1};
+    while (child.last < branch.last && monomials[child.last].factors[branch.depth] == factor)
+      ++child.last;
+    next = child.last;
+    tree.push_back({factor, -1, 0, 0});
+    children.push_back(child);
+  }
+  tree[branch.node].last_child = int32_t(tree.size());
+  return children;
+}
+
+ContractTables contract_tables(const ms_layer& layer) {
+  require(layer.n_monomials >= 0 && layer.dim > 0 && layer.dim_out > 0);
+  require(layer.correlation >= 1 && layer.correlation <= MAX_CORRELATION);
+  const std::vector<Monomial> monomials = sorted_monomials(layer);
+  ContractTables tables{{}, layer.n_monomials, layer.dim, layer.dim_out};
+  std::vector<Branch> branches;
+  size_t next = 0;
+  for (int32_t out = 0; out < layer.dim_out; ++out) {
+    const size_t first = next;
+    while (next < monomials.size() && monomials[next].out == out) ++next;
+    branches.push_back({size_t(out), first, next, 0});
+    tables.tree.push_back({-1, -1, 0, 0});
+  }
+  for (size_t b = 0; b < branches.size(); ++b) {
+    const std::vector<Branch> children = grow(tables.tree, monomials, branches[b]);
+    branches.insert(branches.end(), children.begin(), children.end());
+  }
+  return tables;
+}
+
+std::unique_ptr<RepulsionTables> repulsion_tables(const ms_repulsion& repulsion, int n_species) {
+  const int64_t size = int64_t(n_species) * n_species;
+  auto tables = std::make_unique<RepulsionTables>();
+  tables->charge.assign(repulsion.charge, repulsion.charge + size);
+  tables->inverse_length.assign(repulsion.inverse_length, repulsion.inverse_length + size);
+  tables->bond.assign(repulsion.bond, repulsion.bond + size);
+  tables->formula = repulsion;
+  return tables;
+}
+
+std::unique_ptr<ms_inference> make_inference(const ms_inference_sizes& sizes,
+                                             const ms_layer* layers,
+                                             const ms_repulsion* repulsion) {
+  check_sizes(sizes);
+  auto inference = std::make_unique<ms_inference>();
+  inference->sizes = sizes;
+  inference->harmonic_norms = harmonic_norms(sizes.l_max);
+  for (int32_t layer = 0; layer < sizes.n_layers; ++layer)
+    inference->layers.push_back(
+        {conv_tables(layers[layer], sizes.l_max), contract_tables(layers[layer])});
+  if (repulsion) inference->repulsion = repulsion_tables(*repulsion, sizes.n_species);
+  inference->locks.assign(LOCKS, 0);
+  return inference;
+}
+
+}  // namespace
+}  // namespace mace_stream
+
+ms_inference* ms_inference_create(const ms_inference_sizes* sizes, const ms_layer* layers,
+                                  const ms_repulsion* repulsion) {
+  if (!sizes || (sizes->n_layers > 0 && !layers)) return nullptr;
+  try {
+    return mace_stream::make_inference(*sizes, layers, repulsion).release();
+  } catch (const std::exception&) {  // inconsistent, or out of memory; none crosses the C face
+    return nullptr;
+  }
+}
+
+void ms_inference_free(ms_inference* inference) { delete inference; }
