@@ -17,6 +17,7 @@ from mace_stream.torch.inference.tables import build_tables
 from mace_stream.torch.inference.weights import Layer, fold_layers
 from mace_stream.torch.model import MACE
 from mace_stream.torch.ops import architecture
+from mace_stream.torch.placement import borrowed_threads
 
 BOUNDS = {torch.float32: 1e-6, torch.float64: 1e-10}
 """Largest relative error of the radial tables."""
@@ -64,7 +65,8 @@ def prepare(
     """
     model = MACE.from_spec(spec, tensors, head=head, dtype=torch.float64)
     check_supported(model)
-    radial = build_tables(model, species, N_COEF, BOUNDS[dtype])
+    with borrowed_threads(1):  # many small products
+        radial = build_tables(model, species, N_COEF, BOUNDS[dtype])
     setup, coefs = _setup(model, tensors, species, radial, dtype)
 
     def upload(array: np.ndarray | None) -> torch.Tensor | None:
