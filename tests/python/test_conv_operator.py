@@ -120,6 +120,27 @@ def test_functional_transforms(device):
     assert largest_gap(second_vjp(cts), plain_second(cts)) < 1e-12
 
 
+def test_forward_mode_is_refused():
+    given = problem(small_plan())
+    forward_ad = torch.autograd.forward_ad
+    with forward_ad.dual_level():
+        nodes = forward_ad.make_dual(given.arrays[0], torch.ones_like(given.arrays[0]))
+        with torch.no_grad(), pytest.raises(RuntimeError, match="forward"):
+            given.conv(nodes, *given.arrays[1:])
+
+
+@on_devices
+def test_calls_that_nothing_differentiates_give_the_same_bits(device):
+    given = problem(model_plan(), device=device)
+    watched = given.conv(*given.leaves())
+    assert watched.requires_grad
+    with torch.no_grad():
+        unwatched = given.conv(*given.leaves())
+    assert not unwatched.requires_grad
+    assert torch.equal(watched, unwatched)
+    assert torch.equal(watched, given.conv())
+
+
 def test_vmap_is_refused():
     given = problem(small_plan(4))
     stacked = torch.stack([given.arrays[0]] * 2)
