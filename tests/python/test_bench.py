@@ -18,6 +18,11 @@ DOCS = Path(__file__).parents[2] / "docs" / "benchmarks"
 SMALL = {"device": "cpu", "n_nodes": 30, "repeats": 2}
 
 
+@pytest.fixture(autouse=True)
+def no_patience(monkeypatch):
+    monkeypatch.setattr(conv, "WARM_UP_SECONDS", 0)
+
+
 def test_every_implementation_is_checked_and_right():
     rows = list(conv.run(["first"], ["plain"], **SMALL))
     assert [(row.impl, row.pass_name) for row in rows] == [

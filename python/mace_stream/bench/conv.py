@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from datetime import date
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from statistics import quantiles
 
@@ -22,6 +22,8 @@ from mace_stream.torch.conv import plain_conv
 
 PASSES = ("forward", "vjp", "hvp")
 WARM_UP = 3
+WARM_UP_SECONDS = 0.3
+"""A GPU that has idled takes a while to raise its clocks."""
 CHECKED_RECEIVERS = 20
 WRONG = 1e-4
 """Relative error from which a result counts as wrong, not as rounded."""
@@ -232,19 +234,29 @@ def relative_error(problem: Problem, results: list[Tensor], exact: list[Tensor])
 # ---- clocks and floors ----
 
 
+def warm_up(run: Callable[[], object]) -> None:
+    """Run, waiting for the result each time, until clocks and caches have settled."""
+    start, runs = time.perf_counter(), 0
+    while runs < WARM_UP or time.perf_counter() - start < WARM_UP_SECONDS:
+        run()
+        runs += 1
+
+
 def _time(body: Callable, device: torch.device, repeats: int) -> tuple[list[float], float | None]:
     """Milliseconds of each run after the warm-up, and the peak of device memory in MiB."""
-    for _ in range(WARM_UP):
-        body()
-    if device.type != "cuda":
-        times = []
-        for _ in range(repeats):
-            start = time.perf_counter()
-            body()
-            times.append(1e3 * (time.perf_counter() - start))
-        return times, None
-    torch.cuda.reset_peak_memory_stats()
-    return [_event_time(body) for _ in range(repeats)], torch.cuda.max_memory_allocated() / 2**20
+    on_gpu = device.type == "cuda"
+    run = partial(_event_time if on_gpu else _host_time, body)
+    warm_up(run)
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats()
+    times = [run() for _ in range(repeats)]
+    return times, torch.cuda.max_memory_allocated() / 2**20 if on_gpu else None
+
+
+def _host_time(body: Callable) -> float:
+    start = time.perf_counter()
+    body()
+    return 1e3 * (time.perf_counter() - start)
 
 
 def _event_time(body: Callable) -> float:

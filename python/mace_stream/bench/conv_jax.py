@@ -106,11 +106,13 @@ def _checked(problem: Problem, results: list[jax.Array]) -> list[torch.Tensor]:
 
 def _time(compiled: Callable, operands: tuple[Any, ...], repeats: int) -> list[float]:
     """Milliseconds per call, several calls on their way at once, as on torch's stream."""
-    times = []
-    for _ in range(bench.WARM_UP + repeats):
+
+    def run() -> float:
         start = time.perf_counter()
         for _ in range(CALLS):
             results = compiled(*operands)
         jax.block_until_ready(results)
-        times.append(1e3 * (time.perf_counter() - start) / CALLS)
-    return times[bench.WARM_UP :]
+        return 1e3 * (time.perf_counter() - start) / CALLS
+
+    bench.warm_up(run)
+    return [run() for _ in range(repeats)]
