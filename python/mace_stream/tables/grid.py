@@ -25,6 +25,9 @@ LADDER = (
 CAUTION = 0.7
 """Of the number of intervals that the order of the interpolation promises, to be tried next."""
 
+INTERVALS = 128
+"""Intervals that are measured at a time, to bound memory."""
+
 PROBES = np.array([0.12, 0.21, 0.28, 0.39, 0.5, 0.63, 0.73, 0.79, 0.93])
 """Places between two knots where the error is measured. That of the value is largest in the
 middle, that of the slope at 0.28 and 0.72 (quintic) or 0.21 and 0.79 (cubic)."""
@@ -162,16 +165,18 @@ def measure(function: RadialFunction, grid: RadialGrid, order: int) -> np.ndarra
     coefficients = tabulate(function, grid, order)
     slopes = coefficients[:, 1:] * np.arange(1, 2 * order + 2)[:, None, None] * grid.inverse_step
     largest, error = np.zeros((2, 2, coefficients.shape[2]))
-    for t in PROBES:
-        exact = function(grid.knots[:-1] + t * grid.h, 1)
-        for k, polynomial in enumerate((coefficients, slopes)):
-            difference = _at(polynomial, t) - exact[k]
+    for start in range(0, grid.n_knots, INTERVALS):
+        mine = slice(start, min(start + INTERVALS, grid.n_knots))
+        exact = function((grid.knots[mine, None] + PROBES * grid.h).reshape(-1), 1)
+        for k, polynomials in enumerate((coefficients[mine], slopes[mine])):
+            difference = _at_probes(polynomials) - exact[k]
             largest[k] = np.maximum(largest[k], np.abs(exact[k]).max(axis=(0, 2)))
             error[k] = np.maximum(error[k], np.abs(difference).max(axis=(0, 2)))
     return (error / np.where(largest > 0, largest, 1.0)).max(axis=1)
 
 
-def _at(polynomial: np.ndarray, t: float) -> np.ndarray:
-    """Polynomials [n_knots, n_coef, ...] at one place in every interval."""
-    n_knots, n_coef, *rest = polynomial.shape
-    return (t ** np.arange(n_coef) @ polynomial.reshape(n_knots, n_coef, -1)).reshape(-1, *rest)
+def _at_probes(polynomials: np.ndarray) -> np.ndarray:
+    """Polynomials [n, n_coef, ...] at every probe of their intervals, [n * n_probes, ...]."""
+    n, n_coef, *rest = polynomials.shape
+    powers = PROBES[:, None] ** np.arange(n_coef)
+    return (powers @ polynomials.reshape(n, n_coef, -1)).reshape(-1, *rest)
