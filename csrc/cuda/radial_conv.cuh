@@ -20,7 +20,7 @@ struct ConvCall {
   Real* out;            // messages, or their cotangents
   Real* norm;           // [n_nodes]
   const Real* dot;      // [n_nodes]
-  Real* up_bar;         // [DIM_IN, n_senders, CHANNELS]
+  Real* up_bar;         // [DIM_IN, n_senders, CHANNELS], null where nobody wants it
 };
 
 /// The thread's channels.
@@ -121,7 +121,7 @@ __global__ void __launch_bounds__(WARPS* WARP) radial_conv(ConvCall call) {
 
 /// Gradients of the edge vectors and, added atomically, of the senders' features. `call.out` holds
 /// the messages' cotangents, which stay in registers.
-template <typename G, int WIDTH, bool DENSITY, bool NODES>
+template <typename G, int WIDTH, bool DENSITY>
 __global__ void __launch_bounds__(WARPS* WARP) radial_conv_backward(ConvCall call) {
   __shared__ StagedEdge batch[WARP];
   __shared__ Real bars[WARPS][WARP][PADDED_EDGE + 1];
@@ -170,11 +170,11 @@ __global__ void __launch_bounds__(WARPS* WARP) radial_conv_backward(ConvCall cal
               attrs_bar[term.edge] = fma(value, dot(weighted, bar[term.out]), attrs_bar[term.edge]);
           });
           add_product(weight_bar, coupled, feat[pair.in]);
-          if constexpr (NODES) add_product(feat_bar[pair.in], coupled, weight);
+          add_product(feat_bar[pair.in], coupled, weight);
         });
         attrs_bar[0] += dot(weight_bar, slope);
       });
-      if constexpr (NODES)
+      if (call.up_bar)
         unrolled<G::N_IN>([&](auto m) {
           constexpr int row = G::ROWS_IN[m.value];
           add_atomically<WIDTH>(

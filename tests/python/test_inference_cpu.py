@@ -36,7 +36,7 @@ class Run:
     def __init__(self, core, setup, problem, with_density=True):
         self.setup, self.problem = setup, problem
         self.real = np.dtype(setup.dtype)
-        self.passes = CpuPasses(setup, core)
+        self.passes = self.make_passes(core, with_density)
         nodes = problem.nodes
         self.lists = [
             nodes.first.astype(np.int64),
@@ -46,10 +46,16 @@ class Run:
             ),
         ]
         sizes = (nodes.n_nodes, nodes.n_senders, nodes.n_slots)
-        self.nodes = EdgeList(*sizes, *map(address, self.lists))
+        self.nodes = EdgeList(*sizes, *map(self.address, self.lists))
         self.density = self.cast(problem.density) if with_density else None
         self.edges = self.edge_arrays(problem.edges)
         self.norm = self.poisoned(nodes.n_nodes)
+
+    def make_passes(self, core, with_density):
+        return CpuPasses(self.setup, core)
+
+    def address(self, array):
+        return address(array)
 
     def cast(self, array):
         return np.array(array, dtype=self.real, order="C")
@@ -62,7 +68,7 @@ class Run:
         counts = [np.ascontiguousarray(a, np.int32) for a in (edges.count, edges.sender, edges.row)]
         self.grad = np.zeros(edges.grad.shape, self.real)
         self.arrays = [*counts, self.cast(edges.t), self.cast(edges.dir), self.grad]
-        return EdgeArrays(*map(address, self.arrays))
+        return EdgeArrays(*map(self.address, self.arrays))
 
     def find_edges(self):
         """Count, sender, row, t, dir, grad, node energies, closest."""
@@ -70,9 +76,9 @@ class Run:
         ints = [np.full(size, -1, np.int32) for size in (n, n_slots, n_slots)]
         reals = [self.poisoned(n_slots), self.poisoned(n_slots, 4), self.poisoned(n_slots, 3)]
         energy, closest = self.poisoned(n, dtype=np.float64), np.array([np.inf])
-        edges = EdgeArrays(*map(address, (*ints, *reals)))
+        edges = EdgeArrays(*map(self.address, (*ints, *reals)))
         x = np.ascontiguousarray(self.problem.x)
-        self.passes.edges(self.nodes, edges, *map(address, (x, energy, closest)))
+        self.passes.edges(self.nodes, edges, *map(self.address, (x, energy, closest)))
         return *ints, *reals, energy, closest[0]
 
     def scatter(self):
@@ -81,7 +87,7 @@ class Run:
         out = self.poisoned(*p.scatter_bar.shape)
         table = self.cast(p.hidden)
         arrays = (table, self.density, out, self.norm)
-        self.passes.scatter(self.nodes, self.edges, *map(address, arrays))
+        self.passes.scatter(self.nodes, self.edges, *map(self.address, arrays))
         return out, self.norm if self.density is not None else np.ones(n)
 
     def scatter_backward(self):
@@ -91,7 +97,7 @@ class Run:
         dot = self.cast((np.float64(out) * bar).sum(axis=(0, 2, 3)))
         arrays = (table, self.density, bar, self.norm, dot)
         return self.added(
-            lambda: self.passes.scatter_backward(self.nodes, self.edges, *map(address, arrays))
+            lambda: self.passes.scatter_backward(self.nodes, self.edges, *map(self.address, arrays))
         )
 
     def conv(self, layer, tile):
@@ -100,7 +106,7 @@ class Run:
         out = self.poisoned(plan.dim_out * (tile[1] - tile[0]) * plan.channels)
         up, table = self.cast(p.ups[layer]), self.cast(p.convs[layer])
         arrays = (up, table, self.density, out, self.norm)
-        self.passes.conv(layer, tile, self.nodes, self.edges, *map(address, arrays))
+        self.passes.conv(layer, tile, self.nodes, self.edges, *map(self.address, arrays))
         return out, self.norm[slice(*tile)]
 
     def conv_backward(self, layer, tile, bar, up_bar=True):
@@ -116,7 +122,7 @@ class Run:
         arrays = (up, table, self.density, bar, self.norm, dot, ups_bar)
         grad = self.added(
             lambda: self.passes.conv_backward(
-                layer, tile, self.nodes, self.edges, *map(address, arrays)
+                layer, tile, self.nodes, self.edges, *map(self.address, arrays)
             )
         )
         return grad, None if ups_bar is None else ups_bar - 1
@@ -132,7 +138,7 @@ class Run:
         msg = self.cast(p.messages[layer][:, slice(*tile)])
         out = self.poisoned(contraction.dim_out, *msg.shape[1:])
         coefs = self.cast(p.coefs[layer])
-        self.passes.contract(layer, tile, *map(address, (self.lists[4], coefs, msg, out)))
+        self.passes.contract(layer, tile, *map(self.address, (self.lists[4], coefs, msg, out)))
         return out
 
     def contract_backward(self, layer, tile, with_dot=True):
@@ -144,7 +150,7 @@ class Run:
         dot = self.poisoned(self.nodes.n_nodes) if with_dot else None
         coefs = self.cast(p.coefs[layer])
         arrays = (self.lists[4], coefs, msg, bar, dot)
-        self.passes.contract_backward(layer, tile, *map(address, arrays))
+        self.passes.contract_backward(layer, tile, *map(self.address, arrays))
         return msg, None if dot is None else dot[slice(*tile)]
 
     def forces(self, virials=True):
@@ -155,7 +161,7 @@ class Run:
         out = [self.poisoned(*shape, dtype=np.float64) for shape in shapes]
         if not virials:
             out[2:] = None, None
-        self.passes.forces(self.nodes, self.edges, *map(address, out))
+        self.passes.forces(self.nodes, self.edges, *map(self.address, out))
         return out
 
 

@@ -222,9 +222,19 @@ class CudaPasses:
         receiver_virial: int,
         sender_virial: int,
     ) -> None:
-        """Sum gradients; the outputs have to be zero before."""
+        """Sum gradients."""
+        sizes = {forces: 3 * nodes.n_senders, virial: 9}
+        sizes |= {receiver_virial: 9 * nodes.n_nodes, sender_virial: 9 * nodes.n_senders}
+        self._clear({array: 8 * size for array, size in sizes.items() if array})
         arguments = _edges(nodes, edges), forces, virial, receiver_virial, sender_virial
         self._launch(("forces",), min(nodes.n_nodes, FORCES_BLOCKS), *arguments)
+
+    def _clear(self, n_bytes: dict[int, int]) -> None:
+        from cuda.bindings import driver
+
+        for array, size in n_bytes.items():
+            if size:
+                _check((*driver.cuMemsetD8Async(array, 0, size, self._stream()), None))
 
     def _launch(self, key: tuple, n_rows: int, *arguments: Any) -> None:
         """Launch every kernel of a program for ``n_rows`` receivers or nodes."""
@@ -265,7 +275,7 @@ def _programs(setup: Setup, densities: tuple[bool, ...]):  # noqa: ANN202  pairs
         yield ("scatter", backward), source.scatter_program(setup, densities[0], backward)
         for layer, plan in enumerate(setup.plans):
             if plan is not None:
-                program = source.conv_program(setup, plan, densities[layer], backward, True)
+                program = source.conv_program(setup, plan, densities[layer], backward)
                 yield ("conv", layer, backward), program
         for layer, contraction in enumerate(setup.contractions):
             program = source.contraction_program(setup, contraction, backward)

@@ -67,9 +67,7 @@ ROWS = {False: 48, True: 40}
 """Output rows that a kernel holds, forward and backward, at 8 bytes of channels per thread."""
 
 
-def conv_program(
-    setup: Setup, plan: ConvPlan, density: bool, backward: bool, nodes: bool
-) -> Program:
+def conv_program(setup: Setup, plan: ConvPlan, density: bool, backward: bool) -> Program:
     """Convolution of a later layer; one kernel per group of paths."""
     width = channel_width(plan.channels, 4 if setup.dtype == "float32" else 8)
     groups = pack_paths(plan, ROWS[backward])
@@ -80,9 +78,8 @@ def conv_program(
         PAIR_AND_TERM,
         *(_group(plan, group, index) for index, group in enumerate(groups)),
     ]
-    flags = [_flag(density), *([_flag(nodes)] if backward else [])]
     name = "radial_conv_backward" if backward else "radial_conv"
-    instances = tuple(f"{name}<Group{g}, {width}, {', '.join(flags)}>" for g in range(len(groups)))
+    instances = tuple(f"{name}<Group{g}, {width}, {_flag(density)}>" for g in range(len(groups)))
     source = _program(setup, constants, "radial_conv.cuh")
     return Program(source, instances, Shape(warps * WARP, -(-tiles // warps)))
 

@@ -104,8 +104,6 @@ class Pipeline:
 
     def _sum_up(self, arrays: tuple) -> None:
         buffers = self.buffers
-        buffers.node_forces.zero_()
-        buffers.totals.zero_()
         self.passes.forces(*arrays, address(buffers.node_forces), address(buffers.totals, 1), 0, 0)
         torch.sum(buffers.node_energy * buffers.mask, 0, keepdim=True, out=buffers.totals[:1])
         buffers.totals[10:].copy_(buffers.closest)
