@@ -127,7 +127,7 @@ class Reference:
 
 def run(
     sizes: list[int],
-    peers: list[str],
+    peers: dict[str, float],
     precisions: list[str],
     settings: Settings,
     ours: bool = True,
@@ -136,7 +136,7 @@ def run(
 
     Args:
         sizes: Numbers of atoms, about.
-        peers: Keys of :data:`mace_stream.bench.md_peers.KINDS`.
+        peers: Key of :data:`mace_stream.bench.md_peers.KINDS` -> largest size for it.
         precisions: ``double``, ``single`` or both.
         settings: All the rest.
         ours: Whether LAMMPS runs at all.
@@ -154,8 +154,10 @@ def run(
     for precision in precisions:
         if ours:
             yield from finished(_ours(sizes, precision, settings))
-        for name in peers:
-            yield from finished(_in_folder(_job(name, precision, sizes, settings)))
+        for name, largest in peers.items():
+            fitting = [size for size in sizes if size <= largest]
+            if fitting:
+                yield from finished(_in_folder(_job(name, precision, fitting, settings)))
 
 
 def exact_results(sizes: list[int], settings: Settings) -> dict[int, Reference]:

@@ -110,7 +110,7 @@ def measure(run: Run, folder: Path) -> Measurement:
     return replace(
         result,
         energy=float(_found(rf"{ENERGY} (\S+)", text, "nan")),
-        forces=_forces(folder / "step_0.dump", run.system),
+        forces=read_forces(folder / "step_0.dump", run.system),
         **loop_time(text),
         parts=task_times(text) | parts,
         report=end_report(text),
@@ -212,7 +212,7 @@ def end_report(text: str) -> str:
     return blocks[-1] if blocks else ""
 
 
-def _forces(path: Path, system: System) -> np.ndarray:
+def read_forces(path: Path, system: System) -> np.ndarray:
     """Forces of step 0, with the positions compared, so that each force is the right atom's.
 
     Raises:

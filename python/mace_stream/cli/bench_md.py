@@ -37,7 +37,12 @@ def md(
         ),
     ] = None,
     others: Annotated[
-        str, typer.Option("--with", help="Peers beside ours: mace, cueq, xl; with commas.")
+        str,
+        typer.Option(
+            "--with",
+            metavar="PEER[:LARGEST],...",
+            help="Peers beside ours: mace, cueq, xl; each up to a number of atoms.",
+        ),
     ] = "",
     peers_only: Annotated[bool, typer.Option("--peers-only", help="Leave ours out.")] = False,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
@@ -73,8 +78,7 @@ def md(
         from mace_stream.bench import md as bench
 
         place = choose_device(device)
-        counts, peers = whole_numbers(sizes), words(others)
-        check_peers(peers, place)
+        counts, peers = whole_numbers(sizes), check_peers(words(others), place)
         precisions = check_precisions(precision, place)
         settings = bench.Settings(
             models=find_quietly(model, needs_source=bool(peers)),
@@ -127,15 +131,15 @@ def words(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
-def whole_numbers(text: str) -> list[int]:
-    """Return the sizes.
+def whole_numbers(text: str, option: str = "--sizes") -> list[int]:
+    """Return the numbers of an option.
 
     Raises:
         ValueError: One is no whole number, or there is none.
     """
     given = words(text)
     if not given or not all(word.isdigit() for word in given):
-        raise ValueError(f"--sizes: expected whole numbers with commas, got {text!r}")
+        raise ValueError(f"{option}: expected whole numbers with commas, got {text!r}")
     return [int(word) for word in given]
 
 
@@ -150,12 +154,20 @@ def check_precisions(text: str | None, device: str) -> list[str]:
     return given
 
 
-def check_peers(names: list[str], device: str) -> None:
-    """Refuse peers that are unknown or not installed."""
+def check_peers(given: list[str], device: str) -> dict[str, float]:
+    """Return name -> largest size.
+
+    Raises:
+        ValueError: A peer is unknown or not installed, or its size is no number.
+    """
     from mace_stream.bench.md_peers import check_named
 
-    for name in names:
+    peers = {}
+    for word in given:
+        name, colon, largest = word.partition(":")
         check_named(name, device)
+        peers[name] = whole_numbers(largest, f"--with {name}:")[0] if colon else float("inf")
+    return peers
 
 
 def choose_device(name: str) -> str:
