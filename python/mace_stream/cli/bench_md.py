@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 SIZES = "250,1024,5488,16000"
 TABLE = Path("docs/benchmarks/md.csv")
-WIDTH = 165
+WIDTH = 175
 """Columns of text that the widest table needs."""
 ROW_COLUMNS = ("impl", "precision", "n_atoms", "edges_per_atom", "ms_per_step", "us_per_atom_step")
 MAIN_COLUMNS = (
@@ -205,10 +205,13 @@ def find_quietly(model: Path | None, needs_source: bool) -> ModelFiles:
 def line(result: Result) -> str:
     """Return one measurement in a line."""
     row = result.row
+    text = f"{row.impl} {row.precision} {row.n_atoms} atoms: "
+    if row.ms_per_step is None:
+        return text + result.status
     cells = row.cells()
-    time = f"{cells['ms_per_step']} ms, {cells['us_per_atom_step']} µs/atom"
-    done = time if row.ms_per_step is not None else result.status
-    return f"{row.impl} {row.precision} {row.n_atoms} atoms: {done}"
+    text += f"{cells['ms_per_step']} ms, {cells['us_per_atom_step']} µs/atom, "
+    text += f"{cells['peak_mib'] or '?'} MiB, first step {cells['first_step_s']} s, "
+    return text + f"dE {result.energy_error:.1e} eV/atom, dF {result.force_error:.1e} eV/Å"
 
 
 def show(console: Console, results: list[Result]) -> None:
