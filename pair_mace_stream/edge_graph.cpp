@@ -77,4 +77,26 @@ void EdgeGraph::build(const NeighborRows &rows, ListKind kind, const AtomTable &
   });
 }
 
+std::vector<std::int64_t> EdgeGraph::build_nodes(const AtomTable &atoms)
+{
+  node_atom.clear();
+  species.clear();
+  node_of_.assign(atoms.n_local, -1);
+  for (int i = 0; i < atoms.n_local; i++) {
+    if (atoms.species[i] < 0) continue;
+    node_of_[i] = n_nodes();
+    node_atom.push_back(i);
+    species.push_back(atoms.species[i]);
+  }
+  indptr.assign(node_atom.size() + 1, 0);
+  sender.clear();
+  receiver_atom.clear();
+  sender_atom.clear();
+
+  std::vector<std::int64_t> node(atoms.n_all, -1);
+  for (int i = 0; i < atoms.n_all; i++)
+    if (atoms.species[i] >= 0) node[i] = node_of_[atoms.owner[i]];
+  return node;
+}
+
 }    // namespace mace_stream

@@ -46,6 +46,10 @@ class EdgeGraph {
   /// a neighbor belongs to an atom that has no row of its own.
   void build(const NeighborRows &rows, ListKind kind, const AtomTable &atoms);
 
+  /// Nodes without edges, in the order of the atoms, for a model that finds its pairs by itself.
+  /// Returns the node of every atom, images included, -1 for atoms of other styles: [n_all].
+  std::vector<std::int64_t> build_nodes(const AtomTable &atoms);
+
  private:
   std::vector<std::int32_t> node_of_;    // [n_local]  -1 where the model does not describe the atom
   std::vector<std::int64_t> cursor_;     // [n_nodes]  next free edge of each row

@@ -47,6 +47,13 @@ class ModelSession {
   /// Hands over a new list. The graph need not outlive the call.
   virtual void set_topology(const EdgeGraph &graph) = 0;
 
+  /// Whether the model can find its pairs by itself, see `set_atoms`.
+  virtual bool finds_pairs() const = 0;
+  /// Instead of a list: node of every atom, images included, [n_all]; -1 for other styles' atoms.
+  /// The model takes all pairs up to `cutoff` in Å at the positions of the next evaluation.
+  virtual void set_atoms(const EdgeGraph &nodes, const std::vector<std::int64_t> &node, int n_local,
+                         double cutoff) = 0;
+
   /// Evaluates at `positions` [n_atoms, 3] in Å, ghosts included; the result lives until the next.
   virtual const Evaluation &evaluate(const double *positions, int n_atoms, Wanted wanted) = 0;
 

@@ -142,14 +142,36 @@ void PairMACEStream::init_style()
   const bool real = strcmp(update->unit_style, "real") == 0;
   impl->energy_scale = real ? utils::get_conversion_factor(utils::ENERGY, utils::METAL2REAL) : 1.0;
 
-  if (impl->options["neighbors"] == "half") {
+  choose_list();
+  impl->list_builds = -1;
+}
+
+/* ----------------------------------------------------------------------
+   On a GPU the model finds pairs itself where nothing but the distance
+   decides: LAMMPS' lists take longer than many steps there.
+------------------------------------------------------------------------- */
+
+void PairMACEStream::choose_list()
+{
+  const std::string asked = impl->options["neighbors"];
+  const bool alone = force->pair == this;
+  const bool excluded = neighbor->nex_type + neighbor->nex_group + neighbor->nex_mol > 0;
+  if (asked == "device" && !impl->session->finds_pairs())
+    error->all(FLERR, "Pair style mace/stream: neighbors device needs a GPU and radial spline; use "
+                      "neighbors full");
+  if (asked == "device" && !alone)
+    error->all(FLERR, "Pair style mace/stream: neighbors device does not work below a hybrid "
+                      "style, which hands out parts of LAMMPS' list; use neighbors full");
+  impl->device_list =
+      asked == "device" || (asked == "auto" && alone && !excluded && impl->session->finds_pairs());
+  if (impl->device_list) return;
+  if (asked == "half") {
     impl->list_kind = force->newton_pair ? ListKind::HALF_NEWTON_ON : ListKind::HALF_NEWTON_OFF;
     neighbor->add_request(this, REQUEST_HALF);
   } else {
     impl->list_kind = ListKind::FULL;
     neighbor->add_request(this, REQUEST_FULL);
   }
-  impl->list_builds = -1;
 }
 
 /* ----------------------------------------------------------------------

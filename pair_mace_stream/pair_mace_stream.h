@@ -31,6 +31,7 @@ class PairMACEStream : public Pair {
 
   void check_environment();
   void check_special_bonds();
+  void choose_list();
   void check_masses();
   void check_types() const;
   void allocate();
@@ -38,6 +39,7 @@ class PairMACEStream : public Pair {
   void rebuild_topology();
   void find_owners();
   void find_species();
+  void refuse_exclusions();
   bool is_excluded(int) const;
   void print_start_report();
   void evaluate_model();

@@ -60,11 +60,17 @@ void PairMACEStream::rebuild_topology()
   impl->list_builds = neighbor->ncalls;
   impl->rebuilds++;
 
-  const mace_stream::NeighborRows rows{list->inum, list->ilist, list->numneigh, list->firstneigh};
   const mace_stream::AtomTable atoms{atom->nlocal, n_all, impl->species.data(), impl->owner.data()};
+  if (impl->device_list) refuse_exclusions();
   try {
-    impl->graph.build(rows, impl->list_kind, atoms);
-    impl->session->set_topology(impl->graph);
+    if (impl->device_list) {
+      const auto node = impl->graph.build_nodes(atoms);
+      impl->session->set_atoms(impl->graph, node, atom->nlocal, impl->r_max + neighbor->skin);
+    } else {
+      impl->graph.build({list->inum, list->ilist, list->numneigh, list->firstneigh},
+                        impl->list_kind, atoms);
+      impl->session->set_topology(impl->graph);
+    }
   } catch (const std::exception &e) {
     error->one(FLERR, "Pair style mace/stream: at step {}: {}", update->ntimestep, e.what());
   }
@@ -112,6 +118,22 @@ bool PairMACEStream::is_excluded(int i) const
   return false;
 }
 
+/* ----------------------------------------------------------------------
+   Pairs that LAMMPS would leave out of its list. Those of atoms that are
+   excluded from everything are no pairs of the model in the first place.
+------------------------------------------------------------------------- */
+
+void PairMACEStream::refuse_exclusions()
+{
+  constexpr int group_all = 0;
+  bool excluded = neighbor->nex_type > 0 || neighbor->nex_mol > 0;
+  for (int k = 0; k < neighbor->nex_group; k++)
+    excluded |= neighbor->ex1_group[k] != group_all && neighbor->ex2_group[k] != group_all;
+  if (excluded)
+    error->all(FLERR, "Pair style mace/stream: lists made on the device know no exclusions, and "
+                      "neigh_modify exclude asks for some; add the keyword: neighbors full");
+}
+
 /* ---------------------------------------------------------------------- */
 
 void PairMACEStream::print_start_report()
@@ -119,7 +141,8 @@ void PairMACEStream::print_start_report()
   impl->reported = true;
   const char *kinds[] = {"full", "half, newton on", "half, newton off"};
   mace_stream::Facts facts;
-  facts["list"] = kinds[static_cast<int>(impl->list_kind)];
+  facts["list"] =
+      impl->device_list ? "made on the device" : kinds[static_cast<int>(impl->list_kind)];
   facts["ghost_cutoff"] = fmt::format("{:.6g}", comm->cutghost[0]);
   facts["skin"] = fmt::format("{:.6g}", neighbor->skin);
   facts["lammps"] = lmp->version;

@@ -21,6 +21,7 @@ struct PairMACEStream::Impl {
   double r_max = 0.0;
   double energy_scale = 1.0;    // eV -> energy unit of this run
   mace_stream::ListKind list_kind = mace_stream::ListKind::FULL;
+  bool device_list = false;    // the model finds its pairs by itself
 
   mace_stream::EdgeGraph graph;
   const mace_stream::Evaluation *result = nullptr;

@@ -95,6 +95,7 @@ class PythonSession : public ModelSession {
     in_python([&] {
       session_ = py::module_::import("mace_stream.bridge").attr("Session")(path, symbols, options);
       r_max_ = session_.attr("r_max").cast<double>();
+      finds_pairs_ = session_.attr("finds_pairs").cast<bool>();
       type_species_ = session_.attr("type_species").cast<std::vector<int>>();
       type_masses_ = session_.attr("type_masses").cast<std::vector<double>>();
       type_species_.insert(type_species_.begin(), -1);
@@ -120,6 +121,16 @@ class PythonSession : public ModelSession {
                                     view(graph.receiver_atom), view(graph.sender_atom),
                                     view(graph.species));
     });
+  }
+
+  bool finds_pairs() const override { return finds_pairs_; }
+
+  void set_atoms(const EdgeGraph &nodes, const std::vector<std::int64_t> &node, int n_local,
+                 double cutoff) override
+  {
+    n_nodes_ = nodes.n_nodes();
+    in_python(
+        [&] { session_.attr("set_atoms")(n_local, view(node), view(nodes.species), cutoff); });
   }
 
   const Evaluation &evaluate(const double *positions, int n_atoms, Wanted wanted) override
@@ -153,6 +164,7 @@ class PythonSession : public ModelSession {
  private:
   py::object session_;
   double r_max_ = 0.0;
+  bool finds_pairs_ = false;
   std::vector<int> type_species_;
   std::vector<double> type_masses_;
   std::size_t n_nodes_ = 0;

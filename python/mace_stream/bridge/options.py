@@ -30,7 +30,7 @@ KEYWORDS = {
     "radial": Keyword(*_one_of("auto", "spline", "exact"), "auto"),
     "graphs": Keyword(*_one_of("yes", "no"), "yes"),
     "backend": Keyword(*_one_of("torch"), "torch"),
-    "neighbors": Keyword(*_one_of("auto", "full", "half"), "auto"),
+    "neighbors": Keyword(*_one_of("auto", "full", "half", "device"), "auto"),
     "head": Keyword("the name of a head of the model", lambda value: True, ""),
 }
 """Empty ``head`` means: the only head of the file."""

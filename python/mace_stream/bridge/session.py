@@ -77,6 +77,27 @@ class Session:
             check_array(name, array, (n_edges,), "int32")
         self.evaluator.set_topology(indptr, sender, receiver_atom, sender_atom, species)
 
+    @property
+    def finds_pairs(self) -> bool:
+        """Whether :meth:`set_atoms` works: on a GPU, on the inference path."""
+        return self.evaluator.finds_pairs
+
+    def set_atoms(self, n_local: int, node: np.ndarray, species: np.ndarray, cutoff: float) -> None:
+        """Take over atoms instead of a neighbor list; the arrays are copied.
+
+        Args:
+            n_local: Local atoms come first, then images.
+            node: int64 [n_atoms]; node of each atom's owner, -1 for atoms of other styles.
+            species: int32 [n_nodes]; index into the model's elements.
+            cutoff: Å; all pairs up to it at the next evaluation's positions are taken.
+
+        Raises:
+            ValueError: An array has the wrong dtype.
+        """
+        check_array("node", node, (len(node),), "int64")
+        check_array("species", species, (len(species),), "int32")
+        self.evaluator.set_atoms(n_local, node, species, cutoff)
+
     def evaluate(self, positions: np.ndarray, node_energy: bool, node_virial: bool) -> Evaluation:
         """Return energy, forces and virial at these positions.
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from mace_stream.kernels import inference_source as source
 from mace_stream.kernels.inference import EdgeArrays, EdgeList, Setup
+from mace_stream.kernels.launching import check, clear, launch, load_functions
 from mace_stream.kernels.nvrtc import compile_program
 
 
@@ -117,7 +118,10 @@ class CudaPasses:
                 file=sys.stderr,
             )
         if not compile_only:
-            self._loaded = {key: _load(compiled[key], programs[key]) for key in programs}
+            self._loaded = {
+                key: _Loaded(load_functions(compiled[key], p.instances), p.shape)
+                for key, p in programs.items()
+            }
 
     def edges(
         self, nodes: EdgeList, edges: EdgeArrays, x: int, node_energy: int, closest: int
@@ -225,34 +229,20 @@ class CudaPasses:
         """Sum gradients."""
         sizes = {forces: 3 * nodes.n_senders, virial: 9}
         sizes |= {receiver_virial: 9 * nodes.n_nodes, sender_virial: 9 * nodes.n_senders}
-        self._clear({array: 8 * size for array, size in sizes.items() if array})
+        for array, size in sizes.items():
+            clear(array, 8 * size, self._stream())
         arguments = _edges(nodes, edges), forces, virial, receiver_virial, sender_virial
         self._launch(("forces",), min(nodes.n_nodes, FORCES_BLOCKS), *arguments)
 
-    def _clear(self, n_bytes: dict[int, int]) -> None:
-        from cuda.bindings import driver
-
-        for array, size in n_bytes.items():
-            if size:
-                _check((*driver.cuMemsetD8Async(array, 0, size, self._stream()), None))
-
     def _launch(self, key: tuple, n_rows: int, *arguments: Any) -> None:
         """Launch every kernel of a program for ``n_rows`` receivers or nodes."""
-        from cuda.bindings import driver
-
         loaded = self._loaded[key]
-        blocks = -(-n_rows // loaded.shape.per_block)
+        shape, blocks = loaded.shape, -(-n_rows // loaded.shape.per_block)
         if blocks == 0:
             return
-        values = tuple(arguments)
-        types = tuple(None if isinstance(v, ctypes.Structure) else c_void_p for v in values)
         for function in loaded.functions:
-            _check(
-                driver.cuLaunchKernel(
-                    *(function, blocks, loaded.shape.grid_y, 1, loaded.shape.threads, 1, 1, 0),
-                    *(self._stream(), (values, types), 0),
-                )
-            )
+            grid = blocks, shape.grid_y
+            check(launch(function, grid, shape.threads, self._stream(), *arguments))
 
 
 @dataclass(frozen=True)
@@ -280,29 +270,3 @@ def _programs(setup: Setup, densities: tuple[bool, ...]):  # noqa: ANN202  pairs
         for layer, contraction in enumerate(setup.contractions):
             program = source.contraction_program(setup, contraction, backward)
             yield ("contract", layer, backward), program
-
-
-def _load(program: Any, described: source.Program) -> _Loaded:
-    from cuda.bindings import driver
-
-    module = _check(driver.cuModuleLoadData(program.cubin))
-    functions = tuple(
-        _check(driver.cuModuleGetFunction(module, program.names[name].encode()))
-        for name in described.instances
-    )
-    return _Loaded(functions, described.shape)
-
-
-def _check(answer: tuple) -> Any:
-    """Return what a call of the driver gave, without its status.
-
-    Raises:
-        RuntimeError: The driver reports an error.
-    """
-    from cuda.bindings import driver
-
-    status, *values = answer
-    if status != driver.CUresult.CUDA_SUCCESS:
-        text = driver.cuGetErrorString(status)[1]
-        raise RuntimeError(f"mace_stream: the CUDA driver reports: {(text or b'?').decode()}")
-    return values[0] if len(values) == 1 else tuple(values)

@@ -51,6 +51,8 @@ class TorchEvaluator:
         )
         self._statistics = _no_statistics()
 
+    finds_pairs = False
+
     def describe(self) -> list[tuple[str, str]]:
         """Return what the log says about the layers."""
         layers = [

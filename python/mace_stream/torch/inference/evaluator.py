@@ -13,6 +13,7 @@ from mace_stream.evaluation import Evaluation
 from mace_stream.spec import ModelSpec
 from mace_stream.torch.inference.arrangement import Arrangement, Topology, grown
 from mace_stream.torch.inference.buffers import ListBuffers, address
+from mace_stream.torch.inference.device_list import Atoms, cell_list, find_topology
 from mace_stream.torch.inference.model import prepare
 from mace_stream.torch.inference.pipeline import Pipeline
 from mace_stream.torch.placement import Placement, borrowed_threads
@@ -64,7 +65,10 @@ class InferenceEvaluator:
         self._species_of[list(species)] = torch.arange(len(species), device=device)
         self._buffers: ListBuffers | None = None
         self._capacity: list[int] = []
-        self._new_list: Topology | None = None
+        self._new_list: Topology | Atoms | None = None
+        self.finds_pairs = device.type == "cuda"
+        if self.finds_pairs:
+            self._cell_list = cell_list(device)
         self._run = _GraphedRun(device) if graphs and device.type == "cuda" else _PlainRun()
         self._pinned = device.type == "cuda"
         self._statistics = _no_statistics()
@@ -84,6 +88,8 @@ class InferenceEvaluator:
         taken = self._statistics
         self._statistics = _no_statistics()
         taken["device_peak_bytes"] = self.placement.peak_bytes()
+        if self._buffers is not None:
+            taken["edges"] = int(self._buffers.count.sum()) * taken["evaluations"]
         taken["captures"] = self._run.n_captures
         return taken
 
@@ -100,12 +106,21 @@ class InferenceEvaluator:
         def upload(array: np.ndarray) -> torch.Tensor:
             return torch.tensor(array, device=self.device)
 
-        own = self._species_of[upload(species).long()]
-        self._n_species = np.bincount(own.cpu().numpy(), minlength=len(self.model.constants))
-        self._new_list = Topology(
-            upload(indptr), upload(sender), upload(receiver_atom), upload(sender_atom), own
-        )
-        self._species = own
+        self._take_species(species)
+        arrays = map(upload, (indptr, sender, receiver_atom, sender_atom))
+        self._new_list = Topology(*arrays, self._species)
+
+    def set_atoms(self, n_local: int, node: np.ndarray, species: np.ndarray, cutoff: float) -> None:
+        """Take over atoms instead of a list; see :meth:`mace_stream.bridge.Session.set_atoms`."""
+        self._take_species(species)
+        on_device = torch.tensor(node, device=self.device)
+        self._new_list = Atoms(n_local, on_device, self._species, cutoff)
+
+    def _take_species(self, species: np.ndarray) -> None:
+        of_model = torch.tensor(species, dtype=torch.int64, device=self.device)
+        self._species = self._species_of[of_model]
+        counts = torch.bincount(self._species, minlength=len(self.model.constants))
+        self._n_species = counts.cpu().numpy()
 
     def evaluate(self, positions: np.ndarray, node_energy: bool, node_virial: bool) -> Evaluation:
         """Evaluate at ``positions`` [n_atoms, 3]. Synchronizes with the device once.
@@ -123,11 +138,14 @@ class InferenceEvaluator:
             result = self._results(node_energy, node_virial)
             self._statistics["arrange_s"] += listed - start
             self._statistics["model_s"] += perf_counter() - listed
+            self._statistics["evaluations"] += 1
         return result
 
     def _take_list(self, positions: np.ndarray) -> None:
         """Bring a new list into the passes' order, and grow the arrays if it does not fit."""
         x = torch.from_numpy(positions).to(self.device)
+        if isinstance(self._new_list, Atoms):
+            self._new_list = find_topology(self._new_list, x, self._cell_list)
         self._capacity = grown(self._capacity, self._n_species.tolist())
         tile = TILE[self.device.type]
         arrangement = Arrangement(self._new_list, x, self._capacity, tile)
@@ -215,7 +233,7 @@ def _layer_text(plan: ConvPlan | None) -> str:
 
 
 def _no_statistics() -> dict[str, float]:
-    return {"arrange_s": 0.0, "model_s": 0.0, "edges": 0, "device_peak_bytes": 0}
+    return {"arrange_s": 0.0, "model_s": 0.0, "evaluations": 0, "edges": 0, "device_peak_bytes": 0}
 
 
 class _PlainRun:

@@ -1,0 +1,62 @@
+"""Loads compiled kernels and launches them with the CUDA driver."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import c_void_p
+from typing import Any
+
+from mace_stream.kernels.nvrtc import Program
+
+
+def load_functions(program: Program, instances: Sequence[str]) -> tuple:
+    """Load a program into the current context and return its kernels.
+
+    Raises:
+        RuntimeError: The driver reports an error.
+    """
+    from cuda.bindings import driver
+
+    module = check(driver.cuModuleLoadData(program.cubin))
+    names = (program.names[instance].encode() for instance in instances)
+    return tuple(check(driver.cuModuleGetFunction(module, name)) for name in names)
+
+
+def launch(
+    function: object, grid: tuple[int, int], threads: int, stream: int, *arguments: Any
+) -> tuple:
+    """Launch a kernel; arguments are ctypes structures or addresses."""
+    from cuda.bindings import driver
+
+    types = tuple(None if isinstance(a, ctypes.Structure) else c_void_p for a in arguments)
+    return driver.cuLaunchKernel(
+        *(function, *grid, 1, threads, 1, 1, 0, stream, (arguments, types), 0)
+    )
+
+
+def clear(array: int, n_bytes: int, stream: int) -> None:
+    """Fill an array with zeros.
+
+    Raises:
+        RuntimeError: The driver reports an error.
+    """
+    from cuda.bindings import driver
+
+    if array and n_bytes:
+        check((*driver.cuMemsetD8Async(array, 0, n_bytes, stream), None))
+
+
+def check(answer: tuple) -> Any:
+    """Return what a call of the driver gave, without its status.
+
+    Raises:
+        RuntimeError: The driver reports an error.
+    """
+    from cuda.bindings import driver
+
+    status, *values = answer
+    if status != driver.CUresult.CUDA_SUCCESS:
+        text = driver.cuGetErrorString(status)[1]
+        raise RuntimeError(f"mace_stream: the CUDA driver reports: {(text or b'?').decode()}")
+    return values[0] if len(values) == 1 else tuple(values)
