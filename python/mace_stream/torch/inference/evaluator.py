@@ -228,8 +228,8 @@ class InferenceEvaluator:
 
 def _layer_text(plan: ConvPlan | None) -> str:
     if plan is None:
-        return "convolution streaming, fused: sender features depend on the element alone"
-    return f"convolution streaming, fused with the radial table: {plan.n_paths} paths"
+        return "convolution streaming: fused; sender features depend on the element alone"
+    return f"convolution streaming: fused with the radial table, {plan.n_paths} paths"
 
 
 def _no_statistics() -> dict[str, float]:
