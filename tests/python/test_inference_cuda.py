@@ -63,13 +63,13 @@ class CudaRun(Run):
             stream=lambda: torch.cuda.current_stream().cuda_stream,
             zbl=tuple(table.data_ptr() for table in self.zbl) or (0, 0, 0),
         )
-        self.arrays = {}
-        return Mirrored(passes, self.arrays)
+        self.registered = {}
+        return Mirrored(passes, self.registered)
 
     def address(self, array):
         if array is None:
             return 0
-        self.arrays[array.ctypes.data] = array
+        self.registered[array.ctypes.data] = array
         return array.ctypes.data
 
 
