@@ -21,9 +21,9 @@ def plot_rows(rows: list[Row], path: Path) -> None:
     for axis, case in zip(axes[0], cases, strict=True):
         _draw_case(axis, case, [row for row in done if row.case == case])
     axes[0][0].set_ylabel("ms")
-    axes[0][0].legend(fontsize="small")
-    figure.suptitle(f"{done[0].device}, {done[0].dtype}; dashed: memory floor")
-    figure.tight_layout()
+    figure.suptitle(f"{done[0].device}, {done[0].dtype}, {done[0].graph}; dashed: memory floor")
+    figure.tight_layout(rect=(0, 0.1, 1, 1))
+    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="lower center", ncols=6)
     figure.savefig(path, dpi=150)
     plt.close(figure)
 
