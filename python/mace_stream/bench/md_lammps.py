@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mace_stream.bench.md_measurement import CHECKED_ATOMS, DeviceMemory, Measurement
+from mace_stream.bench.md_measurement import DeviceMemory, Measurement, checked_stride
 from mace_stream.bench.md_system import SYMBOL, System
 
 TIMESTEP = 0.001  # ps
@@ -54,7 +54,7 @@ class Run:
 
 def set_up(run: Run) -> str:
     """Return the input up to the end of the warm-up; files lie in the working directory."""
-    copies = " ".join(map(str, run.system.copies))
+    copies, n_atoms = " ".join(map(str, run.system.copies)), run.system.n_atoms
     style = f"device {run.device} precision {run.precision} {run.options}".strip()
     lines = [
         "units metal",
@@ -68,7 +68,7 @@ def set_up(run: Run) -> str:
         f"timestep {TIMESTEP}",
         "fix move all nve",
         *([] if run.free else [f"fix springs all spring/self {SPRING}"]),
-        f"group checked id <= {CHECKED_ATOMS}",
+        f"group checked id 1:{n_atoms}:{checked_stride(n_atoms)}",
         "run 0",
         f'print "{FIRST_STEP}"',
         f'print "{ENERGY} $(pe/atoms:%.17g)"',
@@ -221,10 +221,16 @@ def read_forces(path: Path, system: System) -> np.ndarray:
     table = np.loadtxt(path, skiprows=9, ndmin=2)
     number = table[:, 0].astype(int) - 1
     copy, atom = np.divmod(number, len(system.pattern))
-    place = np.stack(np.unravel_index(copy, system.copies), axis=1)
+    place = np.stack(np.unravel_index(copy, system.copies, order="F"), axis=1)
     away = (table[:, 1:4] - system.pattern[atom] - place * system.pattern_cell) / system.cell
-    if np.abs(away - np.round(away)).max() > 1e-9:
-        raise RuntimeError("the order of atoms after replicate is not the one expected")
+    off = np.abs(away - np.round(away)).max(axis=1)
+    if off.max() > 1e-9:
+        worst = int(off.argmax())
+        raise RuntimeError(
+            f"{(off > 1e-9).sum()} of {len(off)} atoms are not where they should be after "
+            f"replicate, atom {number[worst] + 1} by {off[worst]:.2e} of the box; box "
+            f"{system.cell}, copies {system.copies}, position {table[worst, 1:4]}"
+        )
     return table[:, 4:7]
 
 
