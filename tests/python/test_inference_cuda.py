@@ -17,16 +17,15 @@ from mace_stream.testing.inference import random_problem, random_setup
 
 pytest.importorskip("cuda.bindings", reason="needs NVRTC: pip install 'mace-stream[test]'")
 
-BOUNDS = {np.dtype("float32"): 4e-6, np.dtype("float64"): 1e-12}
+BOUNDS = {"float32": 4e-6, "float64": 1e-12}
 """Of the largest entry. Inputs are rounded too, so a sum of n terms is off by some sqrt(n) eps."""
 
 NODES = 24
 """A multiple of what a contraction takes at a time."""
 
 
-def assert_equal(actual, expected):
-    bound = BOUNDS[actual.dtype] if isinstance(actual, np.ndarray) else 1e-12
-    assert_within(actual, expected, bound)
+def assert_equal(run, actual, expected):
+    assert_within(actual, expected, BOUNDS[run.setup.dtype])
 
 
 class Mirrored:
@@ -124,10 +123,10 @@ def test_edges(setup):
     np.testing.assert_array_equal(count, edges.count)
     np.testing.assert_array_equal(own(run, sender), own(run, edges.sender))
     np.testing.assert_array_equal(own(run, row), own(run, edges.row))
-    assert_equal(own(run, t), own(run, edges.t))
-    assert_equal(own(run, direction), own(run, edges.dir))
-    assert_equal(own(run, grad), own(run, edges.grad))
-    assert_equal(energy, exact_energy)
+    assert_equal(run, own(run, t), own(run, edges.t))
+    assert_equal(run, own(run, direction), own(run, edges.dir))
+    assert_equal(run, own(run, grad), own(run, edges.grad))
+    assert_equal(run, energy, exact_energy)
     assert closest == exact_closest
 
 
@@ -145,8 +144,8 @@ def test_scatter(setup, with_density):
     density = p.density if with_density else None
     expected, norm = oracle.scatter(p.nodes, p.edges, p.hidden, density)
     out, actual_norm = run.scatter()
-    assert_equal(out, expected)
-    assert_equal(actual_norm, norm)
+    assert_equal(run, out, expected)
+    assert_equal(run, actual_norm, norm)
 
 
 @pytest.mark.gpu
@@ -155,7 +154,7 @@ def test_scatter_backward(setup, with_density):
     p = run.problem
     density = p.density if with_density else None
     expected = oracle.scatter_backward(p.nodes, p.edges, p.hidden, density, p.scatter_bar)
-    assert_equal(run.scatter_backward(), expected)
+    assert_equal(run, run.scatter_backward(), expected)
 
 
 @pytest.mark.gpu
@@ -168,15 +167,15 @@ def test_conv_and_its_backward(setup, with_density):
         for tile in tiles():
             expected, norm = oracle.conv(layer, tile, *arrays)
             out, actual_norm = run.conv(layer, tile)
-            assert_equal(out, expected)
+            assert_equal(run, out, expected)
             if with_density:
-                assert_equal(actual_norm, norm)
+                assert_equal(run, actual_norm, norm)
             bar = conv_bar_of(run, layer, tile)
             expected, up_bar = oracle.conv_backward(layer, tile, *arrays, bar)
             grad, actual_up_bar = run.conv_backward(layer, tile, bar)
-            assert_equal(grad, expected)
-            assert_equal(actual_up_bar, up_bar)
-            assert_equal(run.conv_backward(layer, tile, bar, up_bar=False)[0], expected)
+            assert_equal(run, grad, expected)
+            assert_equal(run, actual_up_bar, up_bar)
+            assert_equal(run, run.conv_backward(layer, tile, bar, up_bar=False)[0], expected)
 
 
 @pytest.mark.gpu
@@ -189,12 +188,12 @@ def test_contract_and_its_backward(setup):
         for tile in tiles():
             msg, bar = (a[layer][:, slice(*tile)] for a in (p.messages, p.basis_bars))
             arguments = layer, tile, species, p.coefs[layer], msg
-            assert_equal(run.contract(layer, tile), oracle.contract(*arguments))
+            assert_equal(run, run.contract(layer, tile), oracle.contract(*arguments))
             expected, dot = oracle.contract_backward(*arguments, bar)
             actual, actual_dot = run.contract_backward(layer, tile)
-            assert_equal(actual, expected)
-            assert_equal(actual_dot, dot)
-            assert_equal(run.contract_backward(layer, tile, with_dot=False)[0], expected)
+            assert_equal(run, actual, expected)
+            assert_equal(run, actual_dot, dot)
+            assert_equal(run, run.contract_backward(layer, tile, with_dot=False)[0], expected)
 
 
 @pytest.mark.gpu
@@ -202,4 +201,4 @@ def test_forces(setup):
     run, oracle = run_of(setup)
     p = run.problem
     for actual, expected in zip(run.forces(), oracle.forces(p.nodes, p.edges), strict=True):
-        assert_equal(actual, expected)
+        assert_equal(run, actual, expected)
