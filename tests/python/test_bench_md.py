@@ -13,6 +13,7 @@ import torch
 from typer.testing import CliRunner
 
 from mace_stream.bench import md, md_lammps, md_plot
+from mace_stream.bench.md_measurement import checked_atoms
 from mace_stream.bench.md_models import ModelFiles
 from mace_stream.bench.md_system import CELL, make_system, nearest_shape
 from mace_stream.cli import app
@@ -45,8 +46,8 @@ def command(models, tmp_path_factory):
     """One run of the command, ours and a peer."""
     folder = tmp_path_factory.mktemp("run")
     result = invoke(
-        *("--sizes", "16", "--steps", "3", "--device", "cpu", "--threads", "1"),
-        *("--precision", "double,single", "--with", "mace:16", "--model", models / "twin_0.model"),
+        *("--sizes", "384", "--steps", "3", "--device", "cpu", "--threads", "1"),
+        *("--precision", "double,single", "--with", "mace:384", "--model", models / "twin_0.model"),
         *("--json", "--csv", folder / "md.csv"),
     )
     assert result.exit_code == 0, result.output
@@ -85,6 +86,14 @@ def test_atoms_are_where_hexagonal_titanium_has_them():
     assert system.edges_per_atom(3.5) == pytest.approx(12, abs=0.1)
 
 
+def test_checked_atoms_come_from_everywhere():
+    atoms, pattern = checked_atoms(1_000_000), len(make_system(1_000_000).pattern)
+    assert 400 < len(atoms) < 600
+    assert atoms[-1] > 998_000
+    assert set(atoms % pattern) == set(range(pattern))
+    assert list(checked_atoms(16)) == list(range(16))
+
+
 # ---- the command ----
 
 
@@ -97,7 +106,7 @@ def test_every_result_is_checked_and_right(command):
     for result in results.values():
         assert result["status"] == "ok"
         assert "mace-torch" in result["reference"]
-        assert result["row"]["n_atoms"] == 16
+        assert result["row"]["n_atoms"] == 384  # eight copies of a pattern
         assert all(result["row"][name] > 0 for name in ("ms_per_step", "first_step_s"))
         assert result["row"]["peak_mib"] > 50
     for error, exact in (("energy_error", 1e-9), ("force_error", 1e-8)):
@@ -110,7 +119,7 @@ def test_every_result_is_checked_and_right(command):
 @pytest.mark.slow
 def test_lammps_and_the_profiler_tell_where_the_time_went(settings):
     more = replace(settings, rebuilds=True, profile=True)
-    (result,) = md.run([64], {}, ["double"], more)
+    (result,) = md.run([16], {}, ["double"], more)
     parts = result.measurement.parts
     tasks = sum(parts[task] for task in md_lammps.TASKS)
     assert tasks == pytest.approx(result.row.ms_per_step, rel=0.05)
@@ -194,6 +203,7 @@ def test_a_small_planted_error_is_called_wrong(settings, error):
 
 
 @lammps
+@pytest.mark.slow
 def test_without_mace_torch_the_exact_path_is_the_reference(settings):
     alone = replace(settings, models=replace(settings.models, source=None))
     ours, theirs = (md.exact_results([16], each)[16] for each in (alone, settings))
@@ -220,9 +230,9 @@ def test_a_peer_that_dies_is_a_row_with_its_last_words(settings, models, tmp_pat
 
 
 def test_forces_of_other_atoms_are_noticed(tmp_path):
-    system = make_system(64)
-    number = np.arange(1, 65)
-    table = np.column_stack([number, system.positions(), np.ones((64, 3))])
+    system = make_system(384)
+    number = np.arange(1, 385)
+    table = np.column_stack([number, system.positions(), np.ones((384, 3))])
     for swapped in (False, True):
         table[:2, 0] = [2, 1] if swapped else [1, 2]
         np.savetxt(tmp_path / "dump", table, header="\n" * 8, comments="")
@@ -230,7 +240,7 @@ def test_forces_of_other_atoms_are_noticed(tmp_path):
             with pytest.raises(RuntimeError, match="order of atoms"):
                 md_lammps.read_forces(tmp_path / "dump", system)
         else:
-            assert md_lammps.read_forces(tmp_path / "dump", system).shape == (64, 3)
+            assert md_lammps.read_forces(tmp_path / "dump", system).shape == (384, 3)
 
 
 # ---- pictures ----

@@ -20,7 +20,7 @@ import numpy as np
 import mace_stream
 from mace_stream import io
 from mace_stream.bench import md_lammps, md_peer_process, md_profile
-from mace_stream.bench.md_measurement import Measurement, cpu_name, device_name
+from mace_stream.bench.md_measurement import Measurement, checked_atoms, cpu_name, device_name
 from mace_stream.bench.md_models import ModelFiles
 from mace_stream.bench.md_peer_process import Job
 from mace_stream.bench.md_peers import peer_version
@@ -189,7 +189,7 @@ def judge(one: Measurement, row: Row, reference: Reference) -> Result:
     """Compare a measurement with the reference; a wrong result loses its time."""
     if one.status != "ok":
         return Result(row, one, reference.name, status=one.status)
-    atoms = np.arange(len(one.forces)) % len(reference.forces)
+    atoms = checked_atoms(one.n_atoms) % len(reference.forces)
     away = one.forces - reference.forces[atoms]
     energy_error = abs(one.energy - reference.energy)
     rms = float(np.sqrt(np.mean(away**2)))

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from mace_stream.bench.md_measurement import CHECKED_ATOMS
+from mace_stream.bench.md_measurement import checked_atoms
 from mace_stream.bench.md_peers import KINDS, Peer
 from mace_stream.bench.md_system import System, make_system
 
@@ -52,7 +52,7 @@ def main(path: Path) -> int:
 def measure(peer: Peer, system: System, steps: int | None, folder: str) -> dict:
     """Time a peer on a system; with ``steps`` 0 only step 0 is evaluated.
 
-    The forces on the first atoms go to ``folder/forces_<n_atoms>.npy``.
+    The forces on the checked atoms go to ``folder/forces_<n_atoms>.npy``.
     """
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
@@ -63,7 +63,7 @@ def measure(peer: Peer, system: System, steps: int | None, folder: str) -> dict:
     peer.finish()
     first_s = time.perf_counter() - start
     energy, forces = peer.results()
-    np.save(Path(folder, f"forces_{system.n_atoms}.npy"), forces[:CHECKED_ATOMS])
+    np.save(Path(folder, f"forces_{system.n_atoms}.npy"), forces[checked_atoms(system.n_atoms)])
     result = {"energy": energy / system.n_atoms, "first_s": first_s, "prepare_s": prepare_s}
     if steps != 0:
         result["ms_per_step"] = 1e3 * _seconds_per_step(peer, steps)

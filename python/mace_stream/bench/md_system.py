@@ -32,8 +32,8 @@ ASPECT = 2.0
 class System:
     """A periodic box of titanium.
 
-    Atoms are ordered by copy of the pattern (x slowest, z fastest), then within the pattern, which
-    is the order that LAMMPS' ``replicate`` gives them.
+    Atoms are ordered by copy of the pattern (z slowest, x fastest), then within the pattern, which
+    is how LAMMPS' ``replicate`` numbers them.
     """
 
     pattern: np.ndarray
@@ -54,7 +54,8 @@ class System:
 
     def positions(self) -> np.ndarray:
         """Return the positions [n_atoms, 3] in Å."""
-        shifts = np.array(list(product(*map(range, self.copies)))) * self.pattern_cell
+        places = np.unravel_index(np.arange(math.prod(self.copies)), self.copies, order="F")
+        shifts = np.stack(places, axis=1) * self.pattern_cell
         return (shifts[:, None] + self.pattern).reshape(-1, 3)
 
     def pattern_alone(self) -> System:
