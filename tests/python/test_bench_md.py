@@ -237,7 +237,7 @@ def test_forces_of_other_atoms_are_noticed(tmp_path):
         table[:2, 0] = [2, 1] if swapped else [1, 2]
         np.savetxt(tmp_path / "dump", table, header="\n" * 8, comments="")
         if swapped:
-            with pytest.raises(RuntimeError, match="order of atoms"):
+            with pytest.raises(RuntimeError, match="2 of 384 atoms are not where"):
                 md_lammps.read_forces(tmp_path / "dump", system)
         else:
             assert md_lammps.read_forces(tmp_path / "dump", system).shape == (384, 3)
