@@ -20,7 +20,7 @@ SUM = 1e-9
 ALL_KEYWORDS = " ".join(
     [
         "device cpu precision double conv standard radial exact",
-        "backend torch neighbors auto head Default",
+        "graphs no backend torch neighbors auto head Default",
     ]
 )
 

@@ -14,7 +14,10 @@ from lammps_support import LISTS, Setup, define, opened, prepare, run_program
 
 from mace_stream import __version__
 
-PARTS = ("list", "bridge", "model forward", "model VJP", "scatter")
+PARTS = {
+    "spline": ("list", "bridge", "arrangement", "model", "scatter"),
+    "exact": ("list", "bridge", "model forward", "model VJP", "scatter"),
+}
 
 
 def log_of(setup: Setup, tmp_path, commands: Sequence[str] = ("run 3",)) -> str:
@@ -38,12 +41,12 @@ def start_block(log: str) -> dict[str, str]:
     return entries
 
 
-def end_table(log: str) -> dict[str, tuple[float, float]]:
+def end_table(log: str, radial: str = "spline") -> dict[str, tuple[float, float]]:
     """Milliseconds per step, and share in percent, of every part."""
     number = r"([0-9.]+)"
     rows = {
         part: re.search(rf"^  {part} +{number} +{number} %$", log, re.MULTILINE).groups()
-        for part in PARTS
+        for part in PARTS[radial]
     }
     return {part: (float(ms), float(share)) for part, (ms, share) in rows.items()}
 
@@ -100,25 +103,42 @@ def test_precision_asked_for(model, tmp_path):
         assert start_block(log_of(setup, tmp_path))["precision"] == f"{word} (asked for)"
 
 
-def test_end_table_adds_up(model, tmp_path):
-    log = log_of(Setup(hcp((2, 2, 2), 0.05), model("ti")), tmp_path, ["fix 1 all nve", "run 9"])
+@pytest.mark.parametrize(
+    ("style", "expected"),
+    [
+        ("", r"spline: .*"),
+        ("radial spline", r"spline: .*"),
+        ("radial exact", r"exact: .* \(asked for\)"),
+        ("conv standard", r"exact: .* \(conv standard is asked for\)"),
+    ],
+)
+def test_the_radial_part_is_named(model, tmp_path, style, expected):
+    log = log_of(Setup(mixed_cell(), model("plain"), style), tmp_path, ["run 0"])
+    assert re.fullmatch(expected, start_block(log)["radial part"])
+
+
+@pytest.mark.parametrize("radial", PARTS)
+def test_end_table_adds_up(model, tmp_path, radial):
+    setup = Setup(hcp((2, 2, 2), 0.05), model("ti"), f"radial {radial}")
+    log = log_of(setup, tmp_path, ["fix 1 all nve", "run 9"])
     assert "10 evaluations, 1 new lists" in log
-    table = end_table(log)
+    table = end_table(log, radial)
     total = float(re.search(r"^  total +([0-9.]+)$", log, re.MULTILINE).group(1))
     assert sum(ms for ms, _ in table.values()) == pytest.approx(total, abs=0.003)
     assert sum(share for _, share in table.values()) == pytest.approx(100, abs=0.3)
-    assert table["model forward"][0] > 0
-    assert table["model VJP"][0] > 0
+    assert all(ms > 0 for part, (ms, _) in table.items() if part not in ("list", "scatter"))
     per_atom = float(re.search(r"([0-9.]+) µs per atom and step", log).group(1))
     assert per_atom == pytest.approx(1e3 * total / 16, rel=1e-2)
     assert re.search(r"peak memory [0-9]+ MiB", log)
 
 
+@pytest.mark.parametrize("radial", PARTS)
 @pytest.mark.parametrize("kind", ["full", "half"])
-def test_edges_per_atom_are_those_within_the_cutoff(model, tmp_path, kind):
+def test_edges_per_atom_are_those_within_the_cutoff(model, tmp_path, kind, radial):
     """R39: the skin is in the list, not in the model."""
     atoms = hcp((2, 2, 2))
-    setup = Setup(atoms, model("ti"), f"neighbors {kind}", extra=("neighbor 2.0 bin",))
+    style = f"neighbors {kind} radial {radial}"
+    setup = Setup(atoms, model("ti"), style, extra=("neighbor 2.0 bin",))
     log = log_of(setup, tmp_path, ["run 0"])
     inside = len(neighbor_list("i", atoms, 6.0)) / len(atoms)
     listed = len(neighbor_list("i", atoms, 8.0))
@@ -141,7 +161,7 @@ def test_program_prints_what_the_log_holds(model, tmp_path):
     log = (tmp_path / "log.lammps").read_text()
     for text in (done.stdout, log):
         assert start_block(text)["head"] == "Default (of: Default)"
-        assert set(end_table(text)) == set(PARTS)
+        assert set(end_table(text)) == set(PARTS["spline"])
     assert "Traceback" not in done.stdout
 
 
@@ -157,5 +177,5 @@ def test_threads_are_taken_from_the_environment(model, tmp_path):
 def test_a_table_that_does_not_add_up_is_noticed(model, tmp_path):
     log = log_of(Setup(hcp(), model("ti")), tmp_path)
     total = float(re.search(r"^  total +([0-9.]+)$", log, re.MULTILINE).group(1))
-    wrong = {part: ms for part, (ms, _) in end_table(log).items() if part != "model VJP"}
+    wrong = {part: ms for part, (ms, _) in end_table(log).items() if part != "model"}
     assert abs(sum(wrong.values()) - total) > 0.01

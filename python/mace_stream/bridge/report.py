@@ -59,8 +59,12 @@ def _type_text(session: Session, species: int) -> str:
 def end(timings: Mapping[str, float], statistics: Mapping[str, float]) -> str:
     """Return the table of a run: where the time of the style went, per evaluation."""
     steps, atoms = timings["evaluations"], max(timings["atoms"], 1)
-    names = {"arrange_s": "list, device", "forward_s": "model forward", "vjp_s": "model VJP"}
-    names["model_s"] = "model"
+    names = {
+        "arrange_s": "arrangement",
+        "model_s": "model",
+        "forward_s": "model forward",
+        "vjp_s": "model VJP",
+    }
     inner = {names[key]: statistics[key] for key in names if key in statistics}
     parts = {
         "list": timings["flatten_s"],

@@ -14,6 +14,7 @@ from mace_stream.spec import ModelSpec
 from mace_stream.torch.inference.arrangement import Arrangement, Topology, grown
 from mace_stream.torch.inference.buffers import ListBuffers, address
 from mace_stream.torch.inference.device_list import Atoms, cell_list, find_topology
+from mace_stream.torch.inference.images import with_one_receiver
 from mace_stream.torch.inference.model import prepare
 from mace_stream.torch.inference.pipeline import Pipeline
 from mace_stream.torch.placement import Placement, borrowed_threads
@@ -143,22 +144,20 @@ class InferenceEvaluator:
 
     def _take_list(self, positions: np.ndarray) -> None:
         """Bring a new list into the passes' order, and grow the arrays if it does not fit."""
-        x = torch.from_numpy(positions).to(self.device)
-        if isinstance(self._new_list, Atoms):
-            self._new_list = find_topology(self._new_list, x, self._cell_list)
+        topology, x = self._new_topology(torch.from_numpy(positions).to(self.device))
+        self._new_list = None
         self._capacity = grown(self._capacity, self._n_species.tolist())
         tile = TILE[self.device.type]
-        arrangement = Arrangement(self._new_list, x, self._capacity, tile)
-        self._new_list = None
+        arrangement = Arrangement(topology, x, self._capacity, tile)
         self._n_nodes = len(arrangement.place)
-        if self._buffers is None or not self._buffers.holds(arrangement, len(positions)):
+        if self._buffers is None or not self._buffers.holds(arrangement, len(x)):
             slack = 1.0 if self._buffers is None else SLACK
             self._buffers = self._pipeline = None
             self._run.forget()
             self._buffers = ListBuffers(
                 arrangement.n_nodes,
                 int(slack * arrangement.n_slots),
-                int(slack * len(positions)),
+                int(slack * len(x)),
                 self.placement.dtype,
                 self.device,
             )
@@ -175,9 +174,21 @@ class InferenceEvaluator:
                 self._host_totals = self._host_totals.pin_memory()
         self._buffers.take(arrangement)
 
+    def _new_topology(self, x: torch.Tensor) -> tuple[Topology, torch.Tensor]:
+        """The new list, and the positions that it refers to."""
+        if isinstance(self._new_list, Atoms):
+            self._moved = None
+            return find_topology(self._new_list, x, self._cell_list), x
+        topology, self._moved = with_one_receiver(self._new_list, len(x))
+        return topology, x if self._moved is None else torch.cat([x, self._moved.positions(x)])
+
     def _upload_positions(self, positions: np.ndarray) -> None:
         self._host_x[: len(positions)].numpy()[:] = positions
-        self._buffers.x.copy_(self._host_x, non_blocking=True)
+        x = self._buffers.x
+        x.copy_(self._host_x, non_blocking=True)
+        if self._moved is not None:
+            n_atoms = len(positions)
+            x[n_atoms : n_atoms + len(self._moved)] = self._moved.positions(x)
 
     def _results(self, node_energy: bool, node_virial: bool) -> Evaluation:
         buffers, n = self._buffers, self._n_nodes
