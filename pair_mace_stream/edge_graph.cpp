@@ -41,13 +41,27 @@ void EdgeGraph::collect_nodes(const NeighborRows &rows, const AtomTable &atoms)
     node_atom.push_back(i);
     species.push_back(atoms.species[i]);
   }
+  append_remote(atoms);
+}
+
+void EdgeGraph::append_remote(const AtomTable &atoms)
+{
+  species.resize(n_nodes() + atoms.n_remote, 0);
+  for (int i = atoms.n_local; i < atoms.n_all; i++)
+    if (atoms.species[i] >= 0 && atoms.owner[i] < 0) species[node_of(i, atoms)] = atoms.species[i];
+}
+
+int EdgeGraph::node_of(int atom, const AtomTable &atoms) const
+{
+  const int owner = atoms.owner[atom];
+  return owner < 0 ? n_nodes() + ~owner : node_of_[owner];
 }
 
 void EdgeGraph::build(const NeighborRows &rows, ListKind kind, const AtomTable &atoms)
 {
   collect_nodes(rows, atoms);
   const auto node = [&](int atom) {
-    const int found = node_of_[atoms.owner[atom]];
+    const int found = node_of(atom, atoms);
     if (found < 0)
       throw std::runtime_error("neighbor list: atom " + std::to_string(atom) +
                                " is a neighbor, but its owner has no row in the list");
@@ -88,6 +102,7 @@ std::vector<std::int64_t> EdgeGraph::build_nodes(const AtomTable &atoms)
     node_atom.push_back(i);
     species.push_back(atoms.species[i]);
   }
+  append_remote(atoms);
   indptr.assign(node_atom.size() + 1, 0);
   sender.clear();
   receiver_atom.clear();
@@ -95,7 +110,7 @@ std::vector<std::int64_t> EdgeGraph::build_nodes(const AtomTable &atoms)
 
   std::vector<std::int64_t> node(atoms.n_all, -1);
   for (int i = 0; i < atoms.n_all; i++)
-    if (atoms.species[i] >= 0) node[i] = node_of_[atoms.owner[i]];
+    if (atoms.species[i] >= 0) node[i] = node_of(i, atoms);
   return node;
 }
 

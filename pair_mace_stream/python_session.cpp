@@ -87,13 +87,25 @@ void copy_checked(const py::object &source, std::vector<double> &target, std::si
   copy_checked(source, target.data(), count, name);
 }
 
+/// What waits for other ranks lets go of the GIL. What it throws is complete as it is.
+template <typename Body> void without_gil(Body body)
+{
+  try {
+    const py::gil_scoped_release release;
+    body();
+  } catch (const std::exception &error) {
+    throw py::value_error(error.what());
+  }
+}
+
 class PythonSession : public ModelSession {
  public:
   PythonSession(const std::string &path, const std::vector<std::string> &symbols,
-                const Options &options)
+                const Options &options, const Launch &launch)
   {
     in_python([&] {
-      session_ = py::module_::import("mace_stream.bridge").attr("Session")(path, symbols, options);
+      const auto type = py::module_::import("mace_stream.bridge").attr("Session");
+      session_ = type(path, symbols, options, launch);
       r_max_ = session_.attr("r_max").cast<double>();
       finds_pairs_ = session_.attr("finds_pairs").cast<bool>();
       type_species_ = session_.attr("type_species").cast<std::vector<int>>();
@@ -113,9 +125,33 @@ class PythonSession : public ModelSession {
   const std::vector<int> &type_species() const override { return type_species_; }
   const std::vector<double> &type_masses() const override { return type_masses_; }
 
+  void set_exchange(FeatureExchange &exchange) override
+  {
+    const auto start = [&exchange](std::uintptr_t out, std::uintptr_t in, std::int64_t row_bytes,
+                                   bool home) {
+      without_gil([&] {
+        exchange.start(reinterpret_cast<void *>(out), reinterpret_cast<void *>(in), row_bytes,
+                       home);
+      });
+    };
+    const auto finish = [&exchange] { without_gil([&] { exchange.finish(); }); };
+    in_python([&] {
+      const py::object halo =
+          py::module_::import("mace_stream.halo")
+              .attr("Halo")(view(exchange.sent), view(exchange.peer_counts), exchange.n_received,
+                            py::cpp_function(start), py::cpp_function(finish));
+      session_.attr("set_halo")(halo);
+    });
+  }
+
+  std::vector<bool> exchanges() override
+  {
+    return in_python([&] { return session_.attr("exchanges").cast<std::vector<bool>>(); });
+  }
+
   void set_topology(const EdgeGraph &graph) override
   {
-    n_nodes_ = graph.n_nodes();
+    count_nodes(graph);
     in_python([&] {
       session_.attr("set_topology")(view(graph.indptr), view(graph.sender),
                                     view(graph.receiver_atom), view(graph.sender_atom),
@@ -128,25 +164,26 @@ class PythonSession : public ModelSession {
   void set_atoms(const EdgeGraph &nodes, const std::vector<std::int64_t> &node, int n_local,
                  double cutoff) override
   {
-    n_nodes_ = nodes.n_nodes();
+    count_nodes(nodes);
     in_python(
         [&] { session_.attr("set_atoms")(n_local, view(node), view(nodes.species), cutoff); });
   }
 
-  const Evaluation &evaluate(const double *positions, int n_atoms, Wanted wanted) override
+  Evaluation &evaluate(const double *positions, int n_atoms, Wanted wanted) override
   {
     in_python([&] {
       const py::object out = session_.attr("evaluate")(view(positions, {n_atoms, 3}),
                                                        wanted.node_energy, wanted.node_virial);
       result_.energy = out.attr("energy").cast<double>();
       copy_checked(out.attr("virial"), result_.virial, 9, "virial");
-      copy_checked(out.attr("forces"), result_.forces, 3 * n_nodes_, "forces");
+      copy_checked(out.attr("forces"), result_.forces, 3 * n_senders_, "forces");
       if (wanted.node_energy)
         copy_checked(out.attr("node_energy"), result_.node_energy, n_nodes_, "node_energy");
       if (!wanted.node_virial) return;
       copy_checked(out.attr("receiver_virial"), result_.receiver_virial, 9 * n_nodes_,
                    "receiver_virial");
-      copy_checked(out.attr("sender_virial"), result_.sender_virial, 9 * n_nodes_, "sender_virial");
+      copy_checked(out.attr("sender_virial"), result_.sender_virial, 9 * n_senders_,
+                   "sender_virial");
     });
     return result_;
   }
@@ -167,8 +204,14 @@ class PythonSession : public ModelSession {
   bool finds_pairs_ = false;
   std::vector<int> type_species_;
   std::vector<double> type_masses_;
-  std::size_t n_nodes_ = 0;
+  std::size_t n_nodes_ = 0, n_senders_ = 0;
   Evaluation result_;
+
+  void count_nodes(const EdgeGraph &graph)
+  {
+    n_nodes_ = graph.n_nodes();
+    n_senders_ = graph.n_senders();
+  }
 };
 
 }    // namespace
@@ -182,9 +225,9 @@ Options check_options(const std::vector<std::string> &words)
 
 std::unique_ptr<ModelSession> open_session(const std::string &path,
                                            const std::vector<std::string> &symbols,
-                                           const Options &options)
+                                           const Options &options, const Launch &launch)
 {
-  return std::make_unique<PythonSession>(path, symbols, options);
+  return std::make_unique<PythonSession>(path, symbols, options, launch);
 }
 
 }    // namespace mace_stream

@@ -8,6 +8,8 @@
 namespace mace_stream {
 
 using Options = std::map<std::string, std::string>;
+/// Numbers that say where this rank stands; see mace_stream.bridge.launch.
+using Launch = std::map<std::string, int>;
 
 /// Checks the style's keywords and fills in what was left out.
 /// Throws std::runtime_error that names a wrong keyword or value and what is accepted.
@@ -17,7 +19,7 @@ Options check_options(const std::vector<std::string> &words);
 /// a type.
 std::unique_ptr<ModelSession> open_session(const std::string &path,
                                            const std::vector<std::string> &symbols,
-                                           const Options &options);
+                                           const Options &options, const Launch &launch);
 
 }    // namespace mace_stream
 

@@ -75,20 +75,6 @@ def test_atom_ids_missing(model, lmp):
         lmp.command("run 0")
 
 
-@pytest.mark.mpi
-def test_more_than_one_rank(model, tmp_path):
-    launcher = shutil.which("mpiexec")
-    assert launcher, "mpiexec not found; pip install mpich"
-    setup = Setup(mixed_cell(), model("plain"))
-    done = run_program(setup, tmp_path, "run 2", launch=(launcher, "-n", "2"))
-    assert done.returncode != 0
-    assert "2 MPI ranks are not supported" in done.stdout
-    assert "OMP_NUM_THREADS=2 lmp" in done.stdout
-    assert done.stdout.count("ERROR: Pair style mace/stream") == 1
-    assert "Traceback" not in done.stdout
-    assert "Step" not in done.stdout
-
-
 # ---- bonds ----
 
 BONDS = (

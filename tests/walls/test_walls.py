@@ -41,6 +41,7 @@ LIGHT_ROOMS = {
     "tensors.py",
     "flavour.py",
     "evaluation.py",
+    "halo.py",
     "compiled.py",
     "lammps_plugin.py",
     "couplings",

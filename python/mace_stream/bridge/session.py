@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -11,8 +10,10 @@ import numpy as np
 from mace_stream import io
 from mace_stream.bridge import report
 from mace_stream.bridge.elements import map_types
+from mace_stream.bridge.launch import Launch
 from mace_stream.bridge.linking import own_symbols_first
 from mace_stream.evaluation import Evaluation, check_array, check_finite
+from mace_stream.halo import Halo
 from mace_stream.spec import ModelSpec
 
 
@@ -23,12 +24,19 @@ class Session:
         path: A ``.mace`` file.
         symbols: Chemical symbol of each atom type; ``NULL`` for types of other styles.
         options: A value for every keyword, as from :func:`mace_stream.bridge.check_options`.
+        counted: What MPI counted on this node, see :class:`mace_stream.bridge.launch.Launch`.
 
     Raises:
         ValueError: The file is no model, or does not know a symbol or the head.
     """
 
-    def __init__(self, path: str, symbols: Sequence[str], options: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        path: str,
+        symbols: Sequence[str],
+        options: Mapping[str, str],
+        counted: Mapping[str, int] | None = None,
+    ) -> None:
         with own_symbols_first():
             import torch
 
@@ -44,12 +52,23 @@ class Session:
         self.type_species, self.type_masses = map_types(self.spec.elements, symbols)
         self.r_max = self.spec.r_max
         self.energies = tensors["atomic_energies"][self.spec.heads.index(self.head)]
+        self.launch = Launch.find(counted or {})
         self.evaluator = choose_evaluator(
             *(self.spec, tensors, options),
             head=self.head,
             species=sorted({int(z) for z in self.type_species if z >= 0}),
-            threads=default_threads(),
+            launch=(self.launch.rank, self.launch.threads()),
         )
+
+    @property
+    def exchanges(self) -> list[bool]:
+        """Which way each exchange of an evaluation goes on several ranks, True for home."""
+        later_layers = len(self.spec.layers) - 1
+        return [False] * later_layers + [True] * later_layers
+
+    def set_halo(self, halo: Halo) -> None:
+        """Take over the nodes that ranks share; before each new list on several ranks."""
+        self.evaluator.set_halo(halo)
 
     def set_topology(
         self,
@@ -63,15 +82,16 @@ class Session:
 
         Args:
             indptr: int64 [n_nodes + 1]; receiver ``i`` owns edges ``indptr[i]:indptr[i + 1]``.
-            sender: int32 [n_edges]; node of each edge's sender.
+            sender: int32 [n_edges]; node of each edge's sender. Nodes of other ranks follow the
+                receivers.
             receiver_atom: int32 [n_edges]; row of the positions that is the receiver's.
             sender_atom: int32 [n_edges]; row of the positions that is the sender's.
-            species: int32 [n_nodes]; index into the model's elements.
+            species: int32 [n_senders]; index into the model's elements.
 
         Raises:
             ValueError: An array has the wrong shape or dtype.
         """
-        n_edges, n_nodes = len(sender), len(species)
+        n_edges, n_nodes = len(sender), max(0, len(indptr) - 1)
         check_array("indptr", indptr, (n_nodes + 1,), "int64")
         for name, array in (("receiver_atom", receiver_atom), ("sender_atom", sender_atom)):
             check_array(name, array, (n_edges,), "int32")
@@ -137,9 +157,3 @@ def choose_head(spec: ModelSpec, name: str) -> str:
     if name and name not in spec.heads:
         raise ValueError(f"head {name} is not in the model; its heads are: {listing}")
     return name or spec.heads[0]
-
-
-def default_threads() -> int:
-    """Return OMP_NUM_THREADS if it is set to a number, else the cores this process may use."""
-    asked = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
-    return int(asked) if asked.isdigit() and int(asked) > 0 else len(os.sched_getaffinity(0))

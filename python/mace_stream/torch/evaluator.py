@@ -10,9 +10,11 @@ import numpy as np
 import torch
 
 from mace_stream.evaluation import Evaluation
+from mace_stream.halo import Halo
 from mace_stream.spec import ModelSpec
 from mace_stream.torch.model import MACE
 from mace_stream.torch.placement import Placement, borrowed_threads
+from mace_stream.torch.ranks import GhostFeatures, RankRows
 
 
 class TorchEvaluator:
@@ -49,6 +51,8 @@ class TorchEvaluator:
             device=self.device,
             conv_mode=conv,
         )
+        self._ranks: RankRows | None = None
+        self._ghosts: GhostFeatures | None = None
         self._statistics = _no_statistics()
 
     finds_pairs = False
@@ -61,6 +65,11 @@ class TorchEvaluator:
         ]
         exact = f"exact: the radial network is evaluated for every edge ({self.reason})"
         return [*layers, ("radial part", exact)]
+
+    def set_halo(self, halo: Halo) -> None:
+        """Take over the nodes that ranks share."""
+        self._ranks = RankRows(halo, self.device)
+        self._ghosts = GhostFeatures(self._ranks)
 
     def set_topology(
         self,
@@ -82,7 +91,8 @@ class TorchEvaluator:
         with borrowed_threads(self.placement.threads):
             start = perf_counter()
             edges, edge_grad, energies, forward_s = self._differentiate(positions)
-            result = reduce_edges(edges, edge_grad, energies, node_energy, node_virial)
+            n_senders = len(self.species)
+            result = reduce_edges(edges, edge_grad, energies, n_senders, node_energy, node_virial)
             self._statistics["forward_s"] += forward_s
             self._statistics["vjp_s"] += perf_counter() - start - forward_s
             self._statistics["edges"] += len(edges.sender)
@@ -95,10 +105,13 @@ class TorchEvaluator:
         start = perf_counter()
         edges = self._edges(torch.from_numpy(positions).to(self.device))
         edges.vec.requires_grad_()
-        interaction, energies = self.model(edges.vec, edges.indptr, edges.sender, self.species)
+        interaction, energies = self.model(
+            *(edges.vec, edges.indptr, edges.sender, self.species), self._ghosts
+        )
         self.placement.synchronize()
         forward_s = perf_counter() - start
-        (edge_grad,) = torch.autograd.grad(interaction, edges.vec)
+        with torch.autograd.set_multithreading_enabled(self._ranks is None):  # MPI in this thread
+            (edge_grad,) = torch.autograd.grad(interaction, edges.vec)
         return edges, edge_grad, energies.detach(), forward_s
 
     def take_statistics(self) -> dict[str, float]:
@@ -134,6 +147,7 @@ def reduce_edges(
     edges: Edges,
     edge_grad: torch.Tensor,
     energies: torch.Tensor,
+    n_senders: int,
     node_energy: bool,
     node_virial: bool,
 ) -> Evaluation:
@@ -147,15 +161,16 @@ def reduce_edges(
     receiver = torch.repeat_interleave(
         torch.arange(n_nodes, device=vec.device), edges.indptr.diff()
     )
-    forces = edge_grad.new_zeros(n_nodes, 3)
+    forces = edge_grad.new_zeros(n_senders, 3)
     forces.index_add_(0, receiver, edge_grad, alpha=-1).index_add_(0, sender, edge_grad)
     per_node = {}
     if node_energy:
         per_node["node_energy"] = energies.cpu().numpy()
     if node_virial:
         products = -vec.unsqueeze(2) * edge_grad.unsqueeze(1)
-        zeros = products.new_zeros(n_nodes, 3, 3)
-        per_node["receiver_virial"] = zeros.index_add(0, receiver, products).cpu().numpy()
+        zeros = products.new_zeros(n_senders, 3, 3)
+        received = zeros[:n_nodes].index_add(0, receiver, products)
+        per_node["receiver_virial"] = received.cpu().numpy()
         per_node["sender_virial"] = zeros.index_add(0, sender, products).cpu().numpy()
     virial = -(vec.T @ edge_grad)
     return Evaluation(

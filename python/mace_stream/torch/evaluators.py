@@ -19,7 +19,7 @@ def choose_evaluator(
     *,
     head: str,
     species: Sequence[int],
-    threads: int,
+    launch: tuple[int, int] = (0, 1),
 ) -> TorchEvaluator | InferenceEvaluator:
     """Return what evaluates a model with these values of the keywords.
 
@@ -32,12 +32,12 @@ def choose_evaluator(
         options: Values of ``device``, ``precision``, ``radial``, ``conv`` and ``graphs``.
         head: Name of the head.
         species: Elements that may occur, as indices into the model's.
-        threads: Number of threads on CPU.
+        launch: Rank among those of this node, and number of threads on CPU.
 
     Raises:
         ValueError: The device is not there, or ``radial spline`` cannot serve this model.
     """
-    placement = Placement.choose(options["device"], options["precision"], threads)
+    placement = Placement.choose(options["device"], options["precision"], *launch)
     reason = "asked for"
     if options["radial"] == "auto" and options["conv"] != "auto":
         reason = f"conv {options['conv']} is asked for"

@@ -24,7 +24,7 @@ from mace_stream.torch.readout import Readout
 ARCHITECTURES = ("MACE", "ScaleShiftMACE")
 
 
-class Halo(Protocol):
+class GhostExchange(Protocol):
     """Brings features of ghost nodes from the ranks that own them."""
 
     def forward(self, features: Tensor) -> Tensor:
@@ -145,7 +145,7 @@ class MACE(nn.Module):
         indptr: Tensor,
         sender: Tensor,
         species: Tensor,
-        halo: Halo | None = None,
+        halo: GhostExchange | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Evaluate one structure. No edges and no nodes are valid.
 

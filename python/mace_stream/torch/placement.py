@@ -23,18 +23,19 @@ class Placement:
     """Number of threads on CPU."""
 
     @classmethod
-    def choose(cls, device: str, precision: str, threads: int) -> Placement:
+    def choose(cls, device: str, precision: str, node_rank: int, threads: int) -> Placement:
         """Resolve the values of the keywords ``device`` and ``precision``.
 
         Args:
             device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``; ``auto``: CUDA where torch sees one.
             precision: ``auto``, ``double`` or ``single``; ``auto``: single on CUDA, else double.
+            node_rank: Of this process on its node; ranks take turns at the devices.
             threads: Number of threads on CPU.
 
         Raises:
             ValueError: The device is not there.
         """
-        place = choose_device(device)
+        place = choose_device(device, node_rank)
         if precision != "auto":
             return cls(place, precision, "asked for", threads)
         default = "single" if place.type == "cuda" else "double"
@@ -48,8 +49,9 @@ class Placement:
     @property
     def device_name(self) -> str:
         """Name of the device for the log."""
-        on_gpu = self.device.type == "cuda"
-        return torch.cuda.get_device_name(self.device) if on_gpu else "cpu"
+        if self.device.type != "cuda":
+            return "cpu"
+        return f"{torch.cuda.get_device_name(self.device)} ({self.device})"
 
     def synchronize(self) -> None:
         """Wait for the device."""
@@ -62,8 +64,8 @@ class Placement:
         return torch.cuda.max_memory_allocated(self.device) if on_gpu else 0
 
 
-def choose_device(name: str) -> torch.device:
-    """Return the device for a value of the keyword ``device``.
+def choose_device(name: str, node_rank: int = 0) -> torch.device:
+    """Return the device for a value of the keyword ``device``, and the rank of this process there.
 
     Raises:
         ValueError: A CUDA device is asked for that torch does not see.
@@ -71,6 +73,8 @@ def choose_device(name: str) -> torch.device:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name == "auto":
         name = "cuda" if count else "cpu"
+    if name == "cuda" and count:
+        name = f"cuda:{node_rank % count}"
     device = torch.device(name)
     if device.type == "cuda" and (device.index or 0) >= count:
         raise ValueError(

@@ -1,0 +1,87 @@
+// Rows of node arrays between ranks. Knows MPI, neither LAMMPS nor Python.
+
+#ifndef MACE_STREAM_RANK_EXCHANGE_H
+#define MACE_STREAM_RANK_EXCHANGE_H
+
+#include "model_session.h"
+
+#include <mpi.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace mace_stream {
+
+/// An atom that another rank owns, by its index there.
+struct RemoteAtom {
+  int rank;
+  int atom;
+  bool operator<(const RemoteAtom &other) const
+  {
+    return rank < other.rank || (rank == other.rank && atom < other.atom);
+  }
+  bool operator==(const RemoteAtom &other) const
+  {
+    return rank == other.rank && atom == other.atom;
+  }
+};
+
+/// One message to and one from each rank that shares atoms with this one, straight from and into
+/// the caller's memory. A rank that fails in an evaluation sends empty messages in place of those
+/// it still owes, so that nobody waits for it.
+class RankExchange : public FeatureExchange {
+ public:
+  /// Collective.
+  explicit RankExchange(MPI_Comm world);
+  ~RankExchange() override;
+  RankExchange(const RankExchange &) = delete;
+  RankExchange &operator=(const RankExchange &) = delete;
+
+  /// Collective, once for each new list. `wanted` is sorted, without repeats.
+  void connect(const std::vector<RemoteAtom> &wanted);
+  /// Local atoms that other ranks want, in the order of `sent`: [n_sent]
+  const std::vector<int> &requested() const { return requested_; }
+
+  /// Which way each exchange of every evaluation goes, true for home.
+  void expect(const std::vector<bool> &directions) { directions_ = directions; }
+  /// Before an evaluation.
+  void begin() { n_started_ = 0; }
+  /// After one that failed: sends and receives what is still owed. Never throws.
+  void abandon();
+  int n_started() const { return n_started_; }
+  int n_expected() const { return static_cast<int>(directions_.size()); }
+
+  void start(const void *out, void *in, std::int64_t row_bytes, bool home) override;
+  void finish() override;
+
+  /// Adds rows of remote nodes, which follow the own ones, to the rows of their owners:
+  /// `rows` [n_nodes + n_received, width].
+  void add_home(double *rows, std::size_t n_nodes, int width);
+
+ private:
+  struct Peer {
+    int rank;
+    int n_out, first_out;    // rows it reads
+    int n_in, first_in;      // rows of its own that we read
+    int rows_to(bool home) const { return home ? n_in : n_out; }
+    int rows_from(bool home) const { return home ? n_out : n_in; }
+  };
+
+  MPI_Comm comm_ = MPI_COMM_NULL;
+  std::vector<Peer> peers_;
+  std::vector<int> requested_;
+  std::vector<bool> directions_;
+  int n_started_ = 0;
+  std::vector<MPI_Request> receives_, sends_;    // in flight
+  std::vector<double> out_, in_;                 // of add_home
+
+  void post(const void *out, void *in, std::int64_t row_bytes, bool home);
+  void wait(bool home);
+  void send_nothing(bool home);
+  bool in_flight_ = false, in_flight_home_ = false;
+};
+
+}    // namespace mace_stream
+
+#endif
