@@ -78,6 +78,9 @@ class ModelSession {
   virtual void set_atoms(const EdgeGraph &nodes, const std::vector<std::int64_t> &node, int n_local,
                          double cutoff) = 0;
 
+  /// Ids of the nodes' atoms after a new list, for messages that name atoms: [n_senders].
+  virtual void set_ids(const std::vector<std::int64_t> &ids) = 0;
+
   /// Evaluates at `positions` [n_atoms, 3] in Å, ghosts included; the result lives until the next.
   virtual Evaluation &evaluate(const double *positions, int n_atoms, Wanted wanted) = 0;
 

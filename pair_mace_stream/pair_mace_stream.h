@@ -47,6 +47,7 @@ class PairMACEStream : public Pair {
   void find_owners();
   void find_species();
   void refuse_exclusions();
+  void find_ids();
   bool is_excluded(int) const;
   void connect_ranks();
   void find_sent_nodes();

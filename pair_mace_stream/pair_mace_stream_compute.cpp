@@ -86,6 +86,8 @@ void PairMACEStream::hand_over_topology()
     impl->session->set_atoms(impl->graph, node, atom->nlocal, impl->r_max + neighbor->skin);
   else
     impl->session->set_topology(impl->graph);
+  find_ids();
+  impl->session->set_ids(impl->ids);
 }
 
 /* ---------------------------------------------------------------------- */
@@ -144,6 +146,21 @@ void PairMACEStream::refuse_exclusions()
   if (excluded)
     error->all(FLERR, "Pair style mace/stream: lists made on the device know no exclusions, and "
                       "neigh_modify exclude asks for some; add the keyword: neighbors full");
+}
+
+/* ----------------------------------------------------------------------
+   Messages of the model name atoms by these.
+------------------------------------------------------------------------- */
+
+void PairMACEStream::find_ids()
+{
+  const auto &graph = impl->graph;
+  impl->ids.resize(graph.species.size());
+  for (int node = 0; node < graph.n_nodes(); node++)
+    impl->ids[node] = atom->tag[graph.node_atom[node]];
+  for (int i = atom->nlocal; i < atom->nlocal + atom->nghost; i++)
+    if (impl->owner[i] < 0 && impl->species[i] >= 0)
+      impl->ids[graph.n_nodes() + ~impl->owner[i]] = atom->tag[i];
 }
 
 /* ---------------------------------------------------------------------- */

@@ -32,10 +32,11 @@ struct PairMACEStream::Impl {
 
   // what the graph was built from, to notice when it no longer holds
 
-  std::vector<int> types;      // [nlocal + nghost]
-  std::vector<int> owner;      // [nlocal + nghost]
-  std::vector<int> species;    // [nlocal + nghost]
-  bigint list_builds = -1;     // neighbor->ncalls at that time
+  std::vector<int> types;           // [nlocal + nghost]
+  std::vector<int> owner;           // [nlocal + nghost]
+  std::vector<int> species;         // [nlocal + nghost]
+  std::vector<std::int64_t> ids;    // [n_senders]  of the nodes' atoms
+  bigint list_builds = -1;          // neighbor->ncalls at that time
 
   // several ranks
 

@@ -159,6 +159,11 @@ class PythonSession : public ModelSession {
     });
   }
 
+  void set_ids(const std::vector<std::int64_t> &ids) override
+  {
+    in_python([&] { session_.attr("set_ids")(view(ids)); });
+  }
+
   bool finds_pairs() const override { return finds_pairs_; }
 
   void set_atoms(const EdgeGraph &nodes, const std::vector<std::int64_t> &node, int n_local,

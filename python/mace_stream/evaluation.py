@@ -35,14 +35,32 @@ def check_array(name: str, array: np.ndarray, shape: tuple[int, ...], dtype: str
         raise ValueError(f"{name}: expected shape {shape}, got {array.shape}")
 
 
-def check_finite(result: Evaluation) -> None:
-    """Raise ``ValueError`` if energy, forces or virial hold a value that is not finite."""
+class TooCloseError(ValueError):
+    """Two nodes are closer than the radial tables reach; distances in Å."""
+
+    def __init__(self, distance: float, nodes: tuple[int, int], reach: float) -> None:
+        super().__init__(f"nodes {nodes} are {distance:.4f} Å apart; the tables start at {reach} Å")
+        self.distance, self.nodes, self.reach = distance, nodes, reach
+
+
+NAMED = 6
+"""No more atoms than this are named in a message."""
+
+
+def check_finite(result: Evaluation, ids: np.ndarray) -> None:
+    """Raise ``ValueError`` if energy, forces or virial hold a value that is not finite.
+
+    Args:
+        result: As evaluated.
+        ids: Names of the atoms on which there are forces.
+    """
     bad = np.flatnonzero(~np.isfinite(result.forces).all(axis=1))
     if bad.size:
+        named = " ".join(map(str, ids[bad[:NAMED]])) + " ..." * (bad.size > NAMED)
         raise ValueError(
-            f"forces on {bad.size} of {len(result.forces)} atoms are not finite; atoms are on top "
-            "of each other or far outside what the model knows: look at the last positions, and "
-            "use a smaller timestep"
+            f"forces on {bad.size} of {len(result.forces)} atoms are not finite, atom ids {named}; "
+            "atoms are on top of each other or far outside what the model knows: look at the last "
+            "positions, and use a smaller timestep"
         )
     if not (np.isfinite(result.energy) and np.isfinite(result.virial).all()):
         raise ValueError(

@@ -12,7 +12,7 @@ from mace_stream.bridge import report
 from mace_stream.bridge.elements import map_types
 from mace_stream.bridge.launch import Launch
 from mace_stream.bridge.linking import own_symbols_first
-from mace_stream.evaluation import Evaluation, check_array, check_finite
+from mace_stream.evaluation import Evaluation, TooCloseError, check_array, check_finite
 from mace_stream.halo import Halo
 from mace_stream.spec import ModelSpec
 
@@ -51,6 +51,7 @@ class Session:
         self.symbols = tuple(symbols)
         self.type_species, self.type_masses = map_types(self.spec.elements, symbols)
         self.r_max = self.spec.r_max
+        self._ids = np.zeros(0, dtype=np.int64)
         self.energies = tensors["atomic_energies"][self.spec.heads.index(self.head)]
         self.launch = Launch.find(counted or {})
         self.evaluator = choose_evaluator(
@@ -118,6 +119,11 @@ class Session:
         check_array("species", species, (len(species),), "int32")
         self.evaluator.set_atoms(n_local, node, species, cutoff)
 
+    def set_ids(self, ids: np.ndarray) -> None:
+        """Take over the ids of the nodes' atoms, int64 [n_senders], for messages that name them."""
+        check_array("ids", ids, (len(ids),), "int64")
+        self._ids = ids.copy()
+
     def evaluate(self, positions: np.ndarray, node_energy: bool, node_virial: bool) -> Evaluation:
         """Return energy, forces and virial at these positions.
 
@@ -127,11 +133,20 @@ class Session:
             node_virial: Whether the virials of every node are wanted.
 
         Raises:
-            ValueError: The positions have the wrong shape, or the result is not finite.
+            ValueError: The positions have the wrong shape, two atoms are closer than the radial
+                tables reach, or the result is not finite.
         """
         check_array("positions", positions, (len(positions), 3), "float64")
-        result = self.evaluator.evaluate(positions, node_energy, node_virial)
-        check_finite(result)
+        try:
+            result = self.evaluator.evaluate(positions, node_energy, node_virial)
+        except TooCloseError as pair:
+            first, second = self._ids[list(pair.nodes)]
+            raise ValueError(
+                f"atoms {first} and {second} are {pair.distance:.4f} Å apart, closer than "
+                f"{pair.reach:g} Å, where the radial tables start; check the structure, use a "
+                "smaller timestep, or add the keyword: radial exact"
+            ) from None
+        check_finite(result, self._ids)
         return result
 
     def start_report(self, facts: Mapping[str, str]) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from mace_stream.couplings import ConvPlan
-from mace_stream.evaluation import Evaluation
+from mace_stream.evaluation import Evaluation, TooCloseError
 from mace_stream.spec import ModelSpec
 from mace_stream.torch.inference.arrangement import Arrangement, Topology, grown
 from mace_stream.torch.inference.buffers import ListBuffers, address
@@ -127,7 +127,7 @@ class InferenceEvaluator:
         """Evaluate at ``positions`` [n_atoms, 3]. Synchronizes with the device once.
 
         Raises:
-            ValueError: Two atoms are closer than the radial tables reach.
+            TooCloseError: Two atoms are closer than the radial tables reach.
         """
         with borrowed_threads(self.placement.threads):
             start = perf_counter()
@@ -198,7 +198,7 @@ class InferenceEvaluator:
             torch.cuda.current_stream(self.device).synchronize()
         energy, *virial, closest = self._host_totals.tolist()
         if closest < self.model.setup.r_0:
-            raise ValueError(self._too_close(closest))
+            raise TooCloseError(closest, self._closest_nodes(), self.model.setup.r_0)
         per_node = {}
         if node_energy:
             constants = torch.from_numpy(self.model.constants).to(self.device)[self._species]
@@ -229,12 +229,17 @@ class InferenceEvaluator:
             "sender_virial": sender[place].view(n, 3, 3).cpu().numpy(),
         }
 
-    def _too_close(self, distance: float) -> str:
-        return (
-            f"two atoms are {distance:.4f} Å apart, closer than {self.model.setup.r_0:g} Å, where "
-            "the radial tables start; check the structure and use a smaller timestep, or type: "
-            "radial exact"
-        )
+    def _closest_nodes(self) -> tuple[int, int]:
+        """The nodes of the shortest edge, in the order of the list handed over."""
+        buffers = self._buffers
+        lengths = buffers.first.diff()
+        row = torch.repeat_interleave(torch.arange(buffers.n_nodes, device=self.device), lengths)
+        receiver = buffers.x[buffers.node_atom[row].long()]
+        distance = (receiver - buffers.x[buffers.slot_atom[: len(row)].long()]).norm(dim=1)
+        slot = int(distance.nan_to_num(nan=torch.inf).argmin())
+        ends = (int(row[slot]), int(buffers.slot_node[slot]))
+        place = buffers.place.tolist()
+        return place.index(ends[0]), place.index(ends[1])
 
 
 def _layer_text(plan: ConvPlan | None) -> str:
