@@ -177,15 +177,23 @@ def test_peers_want_the_file_of_mace_torch(models, tmp_path):
 
 
 @lammps
-def test_a_planted_wrong_model_is_called_wrong(settings, models, tmp_path):
+def test_a_planted_wrong_model_is_called_wrong(settings, models):
     """The reference has other weights than the file that LAMMPS runs."""
     files = replace(settings.models, ours=models / "twin_1.mace")
     (result,) = md.run([16], {}, ["double"], replace(settings, models=files))
     assert result.status == "wrong_result"
     assert result.row.ms_per_step is None
-    md.append_csv(tmp_path / "md.csv", result.row)
-    (row,) = csv.DictReader((tmp_path / "md.csv").open())
-    assert row["us_per_atom_step"] == ""
+    assert not result.belongs_in_table
+
+
+def test_that_a_system_does_not_fit_is_a_row(settings, tmp_path):
+    failed = md.Measurement("x", "single", 16).failed("LAMMPS ended: out of memory (GPU)")
+    row = md.make_row(failed, settings, 55.0)
+    assert md.judge(failed, row, md.Reference("exact", 0.0, np.zeros((8, 3)))).belongs_in_table
+    md.append_csv(tmp_path / "md.csv", row)
+    (written,) = csv.DictReader((tmp_path / "md.csv").open())
+    assert written["n_atoms"] == "16"
+    assert written["us_per_atom_step"] == ""
 
 
 @pytest.mark.parametrize("error", [2e-3, float("nan")])
@@ -217,7 +225,7 @@ def test_without_mace_torch_the_exact_path_is_the_reference(settings):
 def test_a_failure_is_a_row_with_lammps_own_words(settings):
     (result,) = md.run([16], {}, ["double"], replace(settings, options="radial wrongly"))
     assert "keyword radial: expected" in result.status
-    assert result.row.ms_per_step is None
+    assert not result.belongs_in_table
 
 
 def test_a_peer_that_dies_is_a_row_with_its_last_words(settings, models, tmp_path):

@@ -108,6 +108,11 @@ class Result:
     """eV/Å."""
     status: str = "ok"
 
+    @property
+    def belongs_in_table(self) -> bool:
+        """Whether this is a measurement; that a system does not fit is one, a failure is not."""
+        return self.status == "ok" or "out of memory" in self.status
+
     def plain(self) -> dict:
         """Return everything but the forces, for JSON."""
         measurement = {k: v for k, v in vars(self.measurement).items() if k != "forces"}
@@ -205,6 +210,7 @@ def judge(one: Measurement, row: Row, reference: Reference) -> Result:
 def make_row(one: Measurement, settings: Settings, edges_per_atom: float) -> Row:
     """Return the line of the table for a measurement."""
     cpu = settings.device == "cpu"
+    peak = one.host_peak_mib if cpu else one.device_peak_mib
     us_per_atom = None if one.ms_per_step is None else 1e3 * one.ms_per_step / one.n_atoms
     return Row(
         commit=commit(),
@@ -219,7 +225,7 @@ def make_row(one: Measurement, settings: Settings, edges_per_atom: float) -> Row
         impl=one.impl,
         ms_per_step=one.ms_per_step,
         us_per_atom_step=us_per_atom,
-        peak_mib=one.host_peak_mib if cpu else one.device_peak_mib,
+        peak_mib=peak if one.status == "ok" else None,
         first_step_s=one.first_step_s,
     )
 

@@ -29,6 +29,8 @@ ENERGY = "mace-stream-bench: energy"
 REBUILT = "mace-stream-bench: a new list in every step"
 TASKS = ("Pair", "Neigh", "Comm", "Output", "Modify", "Other")
 RULE = "-" * 78
+OWN_GROUP = {"process_group": 0} if sys.version_info >= (3, 11) else {"start_new_session": True}
+"""The wheel's ``lmp`` is a script that starts the program: they are ended together."""
 
 
 @dataclass(frozen=True)
@@ -148,20 +150,24 @@ def _run_lmp(folder: Path, env: dict[str, str]) -> tuple[str, float | None, str,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        start_new_session=True,
+        **OWN_GROUP,
     )
     clock = threading.Timer(TIMEOUT, os.killpg, (process.pid, signal.SIGKILL))
     clock.start()
     lines, first_step_s = [], None
-    for line in process.stdout:
-        lines.append(line)
-        if line.startswith(FIRST_STEP):
-            first_step_s = time.perf_counter() - start
-    _, wait_status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(wait_status)
-    process.stdout.close()
-    expired = not clock.is_alive()
-    clock.cancel()
+    try:
+        for line in process.stdout:
+            lines.append(line)
+            if line.startswith(FIRST_STEP):
+                first_step_s = time.perf_counter() - start
+        _, wait_status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(wait_status)
+    finally:
+        expired = not clock.is_alive()
+        clock.cancel()
+        process.stdout.close()
+        if process.returncode is None:
+            os.killpg(process.pid, signal.SIGKILL)
     status = f"took more than {TIMEOUT:.0f} s" if expired else failure(lines, process.returncode)
     return "".join(lines), first_step_s, status, usage.ru_maxrss / 1024
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 if TYPE_CHECKING:
     from mace_stream.bench.md import Result
@@ -22,7 +22,7 @@ WIDTH = 175
 ROW_COLUMNS = ("impl", "precision", "n_atoms", "edges_per_atom", "ms_per_step", "us_per_atom_step")
 MAIN_COLUMNS = (
     *("impl", "precision", "atoms", "edges/atom", "ms/step", "µs/atom", "device MiB", "host MiB"),
-    *("first step s", "|dE| eV/atom", "dF rms eV/Å", "dF max eV/Å", "status"),
+    *("first step s", "|dE| eV/atom", "dF rms eV/Å", "dF max eV/Å"),
 )
 
 
@@ -67,7 +67,7 @@ def md(
         bool, typer.Option("--json", help="Print everything as JSON, and tables on stderr.")
     ] = False,
     csv_file: Annotated[
-        Path | None, typer.Option("--csv", help="Append each row there once it is measured.")
+        Path | None, typer.Option("--csv", help="Append each measured row there at once.")
     ] = None,
 ) -> None:
     """Time whole LAMMPS steps of titanium, results checked, beside other implementations."""
@@ -94,7 +94,7 @@ def md(
         )
         for result in bench.run(counts, peers, precisions, settings, ours=not peers_only):
             results.append(result)
-            if csv_file:
+            if csv_file and result.belongs_in_table:
                 bench.append_csv(csv_file, result.row)
             console.print(line(result), highlight=False)
     except (ValueError, RuntimeError, OSError) as error:
@@ -232,7 +232,8 @@ def main_table(results: list[Result]) -> Table:
     """Return times, memory and errors of all measurements."""
     first = results[0]
     title = f"{first.row.model}, {first.row.device}; reference: {first.reference}"
-    table = Table(*MAIN_COLUMNS, title=title)
+    status = Column("status", no_wrap=True, overflow="ellipsis", max_width=20)
+    table = Table(*MAIN_COLUMNS, status, title=title)
     for result in results:
         cells = result.row.cells()
         memory = (result.measurement.device_peak_mib, result.measurement.host_peak_mib)
