@@ -18,6 +18,8 @@ class Tile:
     species: int
     first: int
     last: int
+    reaches_out: bool
+    """Whether they have neighbors on other ranks."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,8 @@ class Topology:
     """A neighbor list as the pair style hands it over, on the device.
 
     ``indptr`` int64 [n + 1]; ``sender``, ``receiver_atom``, ``sender_atom`` int32 [n_slots];
-    ``species`` int64 [n], among the present ones.
+    ``species`` int64 [n_senders], among the present ones. Nodes of other ranks follow the n own
+    ones and only send.
     """
 
     indptr: Tensor
@@ -34,27 +37,55 @@ class Topology:
     sender_atom: Tensor
     species: Tensor
 
+    @property
+    def n_receivers(self) -> int:
+        """Own nodes."""
+        return len(self.indptr) - 1
+
+    def reaching_out(self) -> Tensor:
+        """Own nodes with neighbors on other ranks, bool [n]."""
+        seen = (self.sender >= self.n_receivers).cumsum(0)
+        return torch.cat([seen.new_zeros(1), seen])[self.indptr].diff() > 0
+
+    def groups(self, n_classes: int) -> Tensor:
+        """Group of every own node, int64 [n]: by species and, with two classes, by reach."""
+        species = self.species[: self.n_receivers]
+        return species if n_classes == 1 else n_classes * species + self.reaching_out()
+
 
 class Arrangement:
     """Arrays of the list in the passes' order.
 
     Args:
-        n_species: Number of present species.
-        capacity: Nodes that each species has room for; grows when it has to.
+        topology: The list.
+        x: Positions that it refers to.
+        group: Of every own node, see :meth:`Topology.groups`.
+        capacity: Nodes that each group has room for.
+        n_classes: Groups per species.
+        tile: Nodes per tile.
     """
 
-    def __init__(self, topology: Topology, x: Tensor, capacity: list[int], tile: int) -> None:
-        n_species = len(capacity)
-        starts = torch.tensor([sum(capacity[:s]) for s in range(n_species)], device=x.device)
-        self.n_nodes = sum(capacity)
-        self.place = _places(topology.species, starts)
-        self.tiles = tuple(_tiles(capacity, tile))
-        self.species = torch.repeat_interleave(
-            torch.arange(n_species, device=x.device),
-            torch.tensor(capacity, device=x.device),
+    def __init__(
+        self,
+        topology: Topology,
+        x: Tensor,
+        group: Tensor,
+        capacity: list[int],
+        n_classes: int,
+        tile: int,
+    ) -> None:
+        self.n_species, self.n_nodes = len(capacity) // n_classes, sum(capacity)
+        room = torch.tensor(capacity, device=x.device)
+        own = _places(group, room.cumsum(0) - room)
+        remote = torch.arange(self.n_nodes, self.n_nodes + len(topology.species) - len(own))
+        self.place = torch.cat([own, remote.to(x.device)])
+        self.tiles = tuple(_tiles(capacity, n_classes, tile))
+        species = torch.arange(len(capacity), device=x.device) // n_classes
+        self.species = torch.cat(
+            [torch.repeat_interleave(species, room), topology.species[len(own) :]]
         ).int()
-        lengths = self.place.new_zeros(self.n_nodes)
-        lengths[self.place] = topology.indptr.diff()
+        lengths = own.new_zeros(self.n_nodes)
+        lengths[own] = topology.indptr.diff()
         self.first = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
         self._sort_edges(topology, x)
 
@@ -63,13 +94,13 @@ class Arrangement:
 
         The passes need the first two. Neighbors in the third share rows of the radial tables.
         """
-        node = torch.repeat_interleave(self.place, topology.indptr.diff())
+        own = self.place[: topology.n_receivers]
+        node = torch.repeat_interleave(own, topology.indptr.diff())
         receiver, sender = topology.receiver_atom, topology.sender_atom
         length = torch.linalg.vector_norm(
             x.index_select(0, receiver) - x.index_select(0, sender), dim=1
         )
-        n_species = int(self.species[-1]) + 1 if len(self.species) else 1
-        run = node * n_species + topology.species[topology.sender.long()]
+        run = node * self.n_species + topology.species[topology.sender.long()]
         longest = length.max() if len(length) else 1.0
         order = torch.argsort(run.double() + length / (2 * longest))
         self.slot_atom = sender[order]
@@ -78,13 +109,18 @@ class Arrangement:
         self.node_atom[node] = receiver
 
     @property
+    def n_senders(self) -> int:
+        """Own nodes, padding included, and those of other ranks."""
+        return len(self.species)
+
+    @property
     def n_slots(self) -> int:
         """Candidates for edges."""
         return len(self.slot_atom)
 
 
 def grown(capacity: list[int], counts: list[int]) -> list[int]:
-    """Return room for ``counts`` nodes of each species.
+    """Return room for ``counts`` nodes of each group.
 
     That is the room there is, where it suffices and is not far too much, else a little more than
     asked for; at first just what is asked for.
@@ -101,20 +137,21 @@ def _padded(count: float) -> int:
     return -(-int(count) // NODES_PER_PACK) * NODES_PER_PACK
 
 
-def _places(species: Tensor, starts: Tensor) -> Tensor:
-    """New index of every node: by species, else in the order that there was."""
-    order = torch.argsort(species, stable=True)
-    counts = torch.bincount(species, minlength=len(starts))
+def _places(group: Tensor, starts: Tensor) -> Tensor:
+    """New index of every node: by group, else in the order that there was."""
+    order = torch.argsort(group, stable=True)
+    counts = torch.bincount(group, minlength=len(starts))
     before = counts.cumsum(0) - counts
-    rank = torch.arange(len(species), device=species.device) - before[species[order]]
+    rank = torch.arange(len(group), device=group.device) - before[group[order]]
     place = torch.empty_like(order)
-    place[order] = starts[species[order]] + rank
+    place[order] = starts[group[order]] + rank
     return place
 
 
-def _tiles(capacity: list[int], size: int):  # noqa: ANN202  yields tiles
+def _tiles(capacity: list[int], n_classes: int, size: int):  # noqa: ANN202  yields tiles
     start = 0
-    for species, room in enumerate(capacity):
+    for group, room in enumerate(capacity):
+        species, reaches_out = divmod(group, n_classes)
         for first in range(start, start + room, size):
-            yield Tile(species, first, min(first + size, start + room))
+            yield Tile(species, first, min(first + size, start + room), bool(reaches_out))
         start += room

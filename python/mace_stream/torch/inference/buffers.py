@@ -13,7 +13,8 @@ class ListBuffers:
     """The neighbor list, the edges of the step, and what goes in and out.
 
     Args:
-        n_nodes: Nodes, padding included.
+        n_nodes: Own nodes, padding included.
+        n_senders: Own nodes, and room for those of other ranks.
         n_slots: Room for candidates.
         n_atoms: Room for positions.
         dtype: ``Real``.
@@ -21,16 +22,23 @@ class ListBuffers:
     """
 
     def __init__(
-        self, n_nodes: int, n_slots: int, n_atoms: int, dtype: torch.dtype, device: torch.device
+        self,
+        n_nodes: int,
+        n_senders: int,
+        n_slots: int,
+        n_atoms: int,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
         def zeros(*shape: int, of: torch.dtype = dtype) -> Tensor:
             return torch.zeros(*shape, dtype=of, device=device)
 
-        self.n_nodes, self.n_slots, self.n_atoms = n_nodes, n_slots, n_atoms
+        self.n_nodes, self.n_senders = n_nodes, n_senders
+        self.n_slots, self.n_atoms = n_slots, n_atoms
         self.x = zeros(n_atoms, 3, of=torch.float64)
         self.first = zeros(n_nodes + 1, of=torch.int64)
         self.node_atom = zeros(n_nodes, of=torch.int32)
-        self.species = zeros(n_nodes, of=torch.int32)
+        self.species = zeros(n_senders, of=torch.int32)
         self.slot_atom = zeros(n_slots, of=torch.int32)
         self.slot_node = zeros(n_slots, of=torch.int32)
         self.count = zeros(n_nodes, of=torch.int32)
@@ -39,20 +47,21 @@ class ListBuffers:
         self.t = zeros(n_slots)
         self.dir = zeros(n_slots, 4)
         self.grad = zeros(n_slots, 3)
-        self.place = zeros(n_nodes, of=torch.int64)
+        self.place = zeros(n_senders, of=torch.int64)
         self.mask = zeros(n_nodes, of=torch.float64)
         self.node_energy = zeros(n_nodes, of=torch.float64)
-        self.node_forces = zeros(n_nodes, 3, of=torch.float64)
+        self.node_forces = zeros(n_senders, 3, of=torch.float64)
         self.closest = zeros(1, of=torch.float64)
         self.totals = zeros(11, of=torch.float64)
         """Energy, virial [9], closest distance."""
-        self.forces = zeros(n_nodes, 3, of=torch.float64)
+        self.forces = zeros(n_senders, 3, of=torch.float64)
         """In the order of the pair style."""
 
     def holds(self, arrangement: Arrangement, n_atoms: int) -> bool:
         """Whether a new list fits."""
         return (
             arrangement.n_nodes == self.n_nodes
+            and arrangement.n_senders <= self.n_senders
             and arrangement.n_slots <= self.n_slots
             and n_atoms <= self.n_atoms
         )
@@ -60,21 +69,22 @@ class ListBuffers:
     def take(self, arrangement: Arrangement) -> None:
         """Copy a list in."""
         n_slots, n_places = arrangement.n_slots, len(arrangement.place)
-        for name in ("first", "node_atom", "species"):
+        for name in ("first", "node_atom"):
             getattr(self, name).copy_(getattr(arrangement, name))
+        self.species[: arrangement.n_senders].copy_(arrangement.species)
         for name in ("slot_atom", "slot_node"):
             getattr(self, name)[:n_slots].copy_(getattr(arrangement, name))
         self.place.zero_()
         self.place[:n_places] = arrangement.place
         self.mask.zero_()
-        self.mask[arrangement.place] = 1.0
+        self.mask[arrangement.place[arrangement.place < self.n_nodes]] = 1.0
 
     def nodes(self, tile: Tile | None = None) -> EdgeList:
         """Addresses of the list, or of the rows of one tile of it."""
         first, last = (0, self.n_nodes) if tile is None else (tile.first, tile.last)
         return EdgeList(
             n_nodes=last - first,
-            n_senders=self.n_nodes,
+            n_senders=self.n_senders,
             n_slots=self.n_slots,
             first=address(self.first, first),
             node_atom=address(self.node_atom, first),

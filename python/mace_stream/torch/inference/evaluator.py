@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from time import perf_counter
 
 import numpy as np
@@ -10,14 +10,18 @@ import torch
 
 from mace_stream.couplings import ConvPlan
 from mace_stream.evaluation import Evaluation, TooCloseError
+from mace_stream.halo import Halo
 from mace_stream.spec import ModelSpec
 from mace_stream.torch.inference.arrangement import Arrangement, Topology, grown
 from mace_stream.torch.inference.buffers import ListBuffers, address
 from mace_stream.torch.inference.device_list import Atoms, cell_list, find_topology
+from mace_stream.torch.inference.exchange import FeatureExchange
 from mace_stream.torch.inference.images import with_one_receiver
 from mace_stream.torch.inference.model import prepare
 from mace_stream.torch.inference.pipeline import Pipeline
+from mace_stream.torch.inference.runs import GraphedRun, PlainRun
 from mace_stream.torch.placement import Placement, borrowed_threads
+from mace_stream.torch.ranks import RankRows
 
 TILE = {"cuda": 16384, "cpu": 128}
 """Nodes that are worked on together: enough to fill a GPU, few enough for a CPU's cache."""
@@ -70,7 +74,8 @@ class InferenceEvaluator:
         self.finds_pairs = device.type == "cuda"
         if self.finds_pairs:
             self._cell_list = cell_list(device)
-        self._run = _GraphedRun(device) if graphs and device.type == "cuda" else _PlainRun()
+        self._ranks: RankRows | None = None
+        self._run = GraphedRun(device) if graphs and device.type == "cuda" else PlainRun()
         self._pinned = device.type == "cuda"
         self._statistics = _no_statistics()
 
@@ -94,6 +99,10 @@ class InferenceEvaluator:
         taken["captures"] = self._run.n_captures
         return taken
 
+    def set_halo(self, halo: Halo) -> None:
+        """Take over the nodes that ranks share; before each new list."""
+        self._ranks = RankRows(halo, self.device)
+
     def set_topology(
         self,
         indptr: np.ndarray,
@@ -107,20 +116,21 @@ class InferenceEvaluator:
         def upload(array: np.ndarray) -> torch.Tensor:
             return torch.tensor(array, device=self.device)
 
-        self._take_species(species)
+        self._take_species(species, len(indptr) - 1)
         arrays = map(upload, (indptr, sender, receiver_atom, sender_atom))
         self._new_list = Topology(*arrays, self._species)
 
     def set_atoms(self, n_local: int, node: np.ndarray, species: np.ndarray, cutoff: float) -> None:
         """Take over atoms instead of a list; see :meth:`mace_stream.bridge.Session.set_atoms`."""
-        self._take_species(species)
+        n_remote = self._ranks.n_received if self._ranks else 0
+        self._take_species(species, len(species) - n_remote)
         on_device = torch.tensor(node, device=self.device)
         self._new_list = Atoms(n_local, on_device, self._species, cutoff)
 
-    def _take_species(self, species: np.ndarray) -> None:
+    def _take_species(self, species: np.ndarray, n_nodes: int) -> None:
         of_model = torch.tensor(species, dtype=torch.int64, device=self.device)
-        self._species = self._species_of[of_model]
-        counts = torch.bincount(self._species, minlength=len(self.model.constants))
+        self._species, self._n_nodes = self._species_of[of_model], n_nodes
+        counts = torch.bincount(self._species[:n_nodes], minlength=len(self.model.constants))
         self._n_species = counts.cpu().numpy()
 
     def evaluate(self, positions: np.ndarray, node_energy: bool, node_virial: bool) -> Evaluation:
@@ -135,10 +145,12 @@ class InferenceEvaluator:
                 self._take_list(positions)
             listed = perf_counter()
             self._upload_positions(positions)
-            self._run(self._pipeline.run)
+            self._run(self._pipeline.stages())
             result = self._results(node_energy, node_virial)
+            exchange_s = self._ranks.take_seconds() if self._ranks else 0.0
             self._statistics["arrange_s"] += listed - start
-            self._statistics["model_s"] += perf_counter() - listed
+            self._statistics["exchange_s"] += exchange_s
+            self._statistics["model_s"] += perf_counter() - listed - exchange_s
             self._statistics["evaluations"] += 1
         return result
 
@@ -146,16 +158,20 @@ class InferenceEvaluator:
         """Bring a new list into the passes' order, and grow the arrays if it does not fit."""
         topology, x = self._new_topology(torch.from_numpy(positions).to(self.device))
         self._new_list = None
-        self._capacity = grown(self._capacity, self._n_species.tolist())
+        n_classes = 1 if self._ranks is None else 2
+        group = topology.groups(n_classes)
+        counts = torch.bincount(group, minlength=n_classes * len(self.model.constants))
+        self._capacity = grown(self._capacity, counts.tolist())
         tile = TILE[self.device.type]
-        arrangement = Arrangement(topology, x, self._capacity, tile)
-        self._n_nodes = len(arrangement.place)
-        if self._buffers is None or not self._buffers.holds(arrangement, len(x)):
+        arrangement = Arrangement(topology, x, group, self._capacity, n_classes, tile)
+        if not self._fits(arrangement, len(x)):
             slack = 1.0 if self._buffers is None else SLACK
             self._buffers = self._pipeline = None
             self._run.forget()
+            n_remote = arrangement.n_senders - arrangement.n_nodes
             self._buffers = ListBuffers(
                 arrangement.n_nodes,
+                arrangement.n_nodes + int(slack * n_remote),
                 int(slack * arrangement.n_slots),
                 int(slack * len(x)),
                 self.placement.dtype,
@@ -173,6 +189,24 @@ class InferenceEvaluator:
                 self._host_forces = self._host_forces.pin_memory()
                 self._host_totals = self._host_totals.pin_memory()
         self._buffers.take(arrangement)
+        self._connect(arrangement)
+
+    def _fits(self, arrangement: Arrangement, n_atoms: int) -> bool:
+        """Whether a new list fits the arrays, and what was captured of them."""
+        return (
+            self._buffers is not None
+            and self._buffers.holds(arrangement, n_atoms)
+            and self._pipeline.tiles == arrangement.tiles
+        )
+
+    def _connect(self, arrangement: Arrangement) -> None:
+        """Let the layers' features travel, on several ranks."""
+        pipeline, n_nodes = self._pipeline, arrangement.n_nodes
+        if self._ranks is not None:
+            pipeline.exchanges = [
+                FeatureExchange(self._ranks, up, up_bar, arrangement.place, n_nodes)
+                for up, up_bar in zip(pipeline.up, pipeline.up_bar, strict=True)
+            ]
 
     def _new_topology(self, x: torch.Tensor) -> tuple[Topology, torch.Tensor]:
         """The new list, and the positions that it refers to."""
@@ -201,15 +235,15 @@ class InferenceEvaluator:
             raise TooCloseError(closest, self._closest_nodes(), self.model.setup.r_0)
         per_node = {}
         if node_energy:
-            constants = torch.from_numpy(self.model.constants).to(self.device)[self._species]
-            energies = buffers.node_energy[buffers.place[:n]] + constants
+            constants = torch.from_numpy(self.model.constants).to(self.device)
+            energies = buffers.node_energy[buffers.place[:n]] + constants[self._species[:n]]
             per_node["node_energy"] = energies.cpu().numpy()
         if node_virial:
             per_node |= self._node_virials()
         constant = float(self._n_species @ self.model.constants)
         return Evaluation(
             energy + constant,
-            self._host_forces[:n].numpy(),
+            self._host_forces[: len(self._species)].numpy(),
             np.array(virial).reshape(3, 3),
             **per_node,
         )
@@ -217,16 +251,17 @@ class InferenceEvaluator:
     def _node_virials(self) -> dict[str, np.ndarray]:
         """Sum over the edges once more, node by node."""
         buffers, n = self._buffers, self._n_nodes
-        receiver, sender = torch.zeros(
-            2, buffers.n_nodes, 9, dtype=torch.float64, device=self.device
+        receiver, sender = (
+            torch.zeros(rows, 9, dtype=torch.float64, device=self.device)
+            for rows in (buffers.n_nodes, buffers.n_senders)
         )
         forces, virial = torch.zeros_like(buffers.forces), torch.zeros_like(buffers.totals)
         arrays = map(address, (forces, virial, receiver, sender))
         self.model.passes.forces(buffers.nodes(), buffers.edges(), *arrays)
-        place = buffers.place[:n]
+        place = buffers.place[: len(self._species)]
         return {
-            "receiver_virial": receiver[place].view(n, 3, 3).cpu().numpy(),
-            "sender_virial": sender[place].view(n, 3, 3).cpu().numpy(),
+            "receiver_virial": receiver[place[:n]].view(-1, 3, 3).cpu().numpy(),
+            "sender_virial": sender[place].view(-1, 3, 3).cpu().numpy(),
         }
 
     def _closest_nodes(self) -> tuple[int, int]:
@@ -249,44 +284,5 @@ def _layer_text(plan: ConvPlan | None) -> str:
 
 
 def _no_statistics() -> dict[str, float]:
-    return {"arrange_s": 0.0, "model_s": 0.0, "evaluations": 0, "edges": 0, "device_peak_bytes": 0}
-
-
-class _PlainRun:
-    """Runs a step kernel by kernel."""
-
-    n_captures = 0
-    text = "none: the step is launched kernel by kernel"
-
-    def __call__(self, step: Callable[[], None]) -> None:
-        step()
-
-    def forget(self) -> None:
-        """Nothing is kept."""
-
-
-class _GraphedRun:
-    """Captures a step once and replays it, until addresses change."""
-
-    text = "one per step, captured again when arrays grow"
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.n_captures = 0
-        self._graph: torch.cuda.CUDAGraph | None = None
-
-    def __call__(self, step: Callable[[], None]) -> None:
-        """Replay ``step``; the first time run it as it is, for libraries to set themselves up."""
-        if self._graph is None:
-            with torch.cuda.device(self.device):
-                step()
-                torch.cuda.synchronize(self.device)
-                self._graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(self._graph):
-                    step()
-                self.n_captures += 1
-        self._graph.replay()
-
-    def forget(self) -> None:
-        """Drop the graph before the arrays it knows are freed."""
-        self._graph = None
+    seconds = {"arrange_s": 0.0, "model_s": 0.0, "exchange_s": 0.0}
+    return seconds | {"evaluations": 0, "edges": 0, "device_peak_bytes": 0}

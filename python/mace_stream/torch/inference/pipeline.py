@@ -6,8 +6,9 @@ layers, and their cotangents. The last layer goes forward and straight back, til
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -15,6 +16,8 @@ from torch import Tensor
 from mace_stream.kernels.inference import Passes, Setup
 from mace_stream.torch.inference.arrangement import Tile
 from mace_stream.torch.inference.buffers import ListBuffers, address
+from mace_stream.torch.inference.exchange import FeatureExchange
+from mace_stream.torch.inference.runs import Stage
 from mace_stream.torch.inference.weights import Block, Layer
 
 
@@ -51,10 +54,13 @@ class Pipeline:
     ) -> None:
         self.setup, self.layers, self.tables = setup, layers, tables
         self.passes, self.buffers, self.tiles = passes, buffers, tiles
+        self.exchanges: Sequence[FeatureExchange] = ()
+        """Of every later layer, on several ranks; for the current list."""
         self._allocate()
 
     def _allocate(self) -> None:
-        n, channels = self.buffers.n_nodes, self.setup.channels
+        n, n_senders = self.buffers.n_nodes, self.buffers.n_senders
+        channels = self.setup.channels
         largest = max((tile.last - tile.first for tile in self.tiles), default=0)
 
         def empty(*shape: int) -> Tensor:
@@ -64,7 +70,7 @@ class Pipeline:
         later = self.setup.plans[1:]
         self.feats = [empty(dim, n, channels) for dim in dims]
         self.feats_bar = [torch.empty_like(feats) for feats in self.feats]
-        self.up = [empty(plan.dim_in, n, plan.channels) for plan in later]
+        self.up = [empty(plan.dim_in, n_senders, plan.channels) for plan in later]
         self.up_bar = [torch.empty_like(up) for up in self.up]
         self.norm = [empty(n) if layer.has_density else None for layer in self.layers]
         self.dot = empty(n)
@@ -79,31 +85,89 @@ class Pipeline:
         self._product = empty(largest * channels * max(layer.dim_out for layer in self.layers))
         self._last = empty(2, largest * channels * self.layers[-1].dim_out)
 
-    def run(self) -> None:
-        """Positions in ``buffers.x`` to energies, forces and virial in ``buffers``."""
-        buffers, last = self.buffers, len(self.layers) - 1
+    def stages(self) -> list[Stage]:
+        """What turns positions in ``buffers.x`` into energies, forces and virial in ``buffers``."""
+        if self.exchanges:
+            return list(self._stages_between_exchanges())
+        return [Stage(self._run, is_fixed=True)]
+
+    def _run(self) -> None:
+        last, every = len(self.layers) - 1, range(len(self.tiles))
+        self._find_edges()
+        for t in range(last):
+            self._forward_all(t, every)
+        self._last_layer(every)
+        for t in reversed(range(last)):
+            self._backward_all(t, every)
+        self._sum_up()
+
+    def _stages_between_exchanges(self) -> Iterator[Stage]:
+        """While features travel, nodes are worked on that have all their neighbors here."""
+        last, every = len(self.layers) - 1, range(len(self.tiles))
+        border = [k for k in every if self.tiles[k].reaches_out]
+        inner = [k for k in every if not self.tiles[k].reaches_out]
+        half = len(inner) // 2
+
+        def work(*calls: partial) -> Stage:
+            return Stage(lambda: [call() for call in calls], is_fixed=True)
+
+        yield work(partial(self._find_edges), partial(self._forward_all, 0, every))
+        for t in range(1, last):
+            yield Stage(self.exchanges[t - 1].send)
+            yield work(partial(self._forward_tiles, t, inner))
+            yield Stage(self.exchanges[t - 1].receive)
+            yield work(partial(self._forward_all, t, border))
+        yield Stage(self.exchanges[-1].send)
+        yield work(partial(self._last_layer, inner[:half]))
+        yield Stage(self.exchanges[-1].receive)
+        yield work(partial(self._last_layer, border))
+        yield Stage(self.exchanges[-1].send_home)
+        yield work(partial(self._last_layer, inner[half:]))
+        yield Stage(self.exchanges[-1].receive_home)
+        for t in reversed(range(1, last)):
+            yield work(partial(self._backward_all, t, border))
+            yield Stage(self.exchanges[t - 1].send_home)
+            yield work(partial(self._backward_tiles, t, inner))
+            yield Stage(self.exchanges[t - 1].receive_home)
+        yield work(partial(self._backward_all, 0, every), partial(self._sum_up))
+
+    def _find_edges(self) -> None:
+        buffers = self.buffers
         buffers.closest.fill_(float("inf"))
-        arrays = buffers.nodes(), buffers.edges()
-        self.passes.edges(*arrays, *map(address, (buffers.x, buffers.node_energy, buffers.closest)))
+        arrays = map(address, (buffers.x, buffers.node_energy, buffers.closest))
+        self.passes.edges(buffers.nodes(), buffers.edges(), *arrays)
         for bar in (*self.feats_bar, *self.up_bar):
             bar.zero_()
-        for t in range(last):
-            for number, tile in enumerate(self.tiles):
-                self._forward(t, tile, self.kept[t][number])
-            self._linear_up(t)
-        for tile in self.tiles:
+
+    def _forward_tiles(self, t: int, numbers: Sequence[int]) -> None:
+        for number in numbers:
+            self._forward(t, self.tiles[number], self.kept[t][number])
+
+    def _forward_all(self, t: int, numbers: Sequence[int]) -> None:
+        """The tiles that are left of a layer, then what the next convolution reads."""
+        self._forward_tiles(t, numbers)
+        self._linear_up(t)
+
+    def _last_layer(self, numbers: Sequence[int]) -> None:
+        last = len(self.layers) - 1
+        for tile in (self.tiles[number] for number in numbers):
             message = _view(self._message, self.layers[last].dim_message, tile, self.setup)
             self._last[1].zero_()
             self._forward(last, tile, message)
             self._backward(last, tile, message)
-        for t in reversed(range(last)):
-            self._linear_up_backward(t)
-            for number, tile in enumerate(self.tiles):
-                self._backward(t, tile, self.kept[t][number])
-        self._sum_up(arrays)
 
-    def _sum_up(self, arrays: tuple) -> None:
+    def _backward_all(self, t: int, numbers: Sequence[int]) -> None:
+        """Back to the features of layer ``t``, then through its first tiles."""
+        self._linear_up_backward(t)
+        self._backward_tiles(t, numbers)
+
+    def _backward_tiles(self, t: int, numbers: Sequence[int]) -> None:
+        for number in numbers:
+            self._backward(t, self.tiles[number], self.kept[t][number])
+
+    def _sum_up(self) -> None:
         buffers = self.buffers
+        arrays = buffers.nodes(), buffers.edges()
         self.passes.forces(*arrays, address(buffers.node_forces), address(buffers.totals, 1), 0, 0)
         torch.sum(buffers.node_energy * buffers.mask, 0, keepdim=True, out=buffers.totals[:1])
         buffers.totals[10:].copy_(buffers.closest)
@@ -188,12 +252,13 @@ class Pipeline:
     # ---- between layers ----
 
     def _linear_up(self, t: int) -> None:
-        """Features of layer ``t`` to what the next convolution reads, for all nodes."""
-        _linear(self.up[t], self.feats[t], self.layers[t + 1].up)
+        """Features of layer ``t`` to what the next convolution reads, for all own nodes."""
+        _linear(self.up[t][:, : self.buffers.n_nodes], self.feats[t], self.layers[t + 1].up)
 
     def _linear_up_backward(self, t: int) -> None:
+        up_bar = self.up_bar[t][:, : self.buffers.n_nodes]
         for block in self.layers[t + 1].up:
-            target, source = self.feats_bar[t][block.source], self.up_bar[t][block.target]
+            target, source = self.feats_bar[t][block.source], up_bar[block.target]
             _multiply(target, source, block.weight.T, add=True)
 
     # ---- where things lie ----
