@@ -12,7 +12,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from mace_stream.bench import md, md_lammps, md_plot
+from mace_stream.bench import md, md_lammps, md_plot, md_reference
 from mace_stream.bench.md_measurement import checked_atoms
 from mace_stream.bench.md_models import ModelFiles
 from mace_stream.bench.md_system import CELL, make_system, nearest_shape
@@ -33,6 +33,14 @@ def models(tmp_path_factory):
         torch.save(tiny("OMAT-0 medium", elements=(22,), seed=seed), source)
         convert(source, source.with_suffix(".mace"))
     return folder
+
+
+@pytest.fixture(autouse=True, scope="module")
+def own_cache(tmp_path_factory):
+    """Nothing that another run has kept is used."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -184,6 +192,24 @@ def test_a_planted_wrong_model_is_called_wrong(settings, models):
     assert result.status == "wrong_result"
     assert result.row.ms_per_step is None
     assert not result.belongs_in_table
+
+
+def test_a_kept_reference_is_that_of_this_model_and_pattern(models, own_cache):
+    first, other = make_system(16), make_system(16, temperature=600)
+    names = ("mace-torch 1, float64", "mace-torch 2, float64")
+    files = [models / f"twin_{seed}.mace" for seed in (0, 1)]
+    places = {
+        md_reference.place_of(name, file, head, system)
+        for name in names
+        for file in files
+        for head in ("", "b")
+        for system in (first, other)
+    }
+    assert len(places) == 16
+    place = md_reference.place_of(names[0], files[0], "", first)
+    assert not place.exists()
+    md_reference.keep(place, md_reference.Reference(names[0], -5.0, np.ones((16, 3))))
+    assert md_reference.read(place, names[0]).energy == -5.0
 
 
 def test_that_a_system_does_not_fit_is_a_row(settings, tmp_path):

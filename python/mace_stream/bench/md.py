@@ -19,14 +19,16 @@ import numpy as np
 
 import mace_stream
 from mace_stream import io
-from mace_stream.bench import md_lammps, md_peer_process, md_profile
+from mace_stream.bench import md_lammps, md_peer_process, md_profile, md_reference
 from mace_stream.bench.md_measurement import Measurement, checked_atoms, cpu_name, device_name
 from mace_stream.bench.md_models import ModelFiles
 from mace_stream.bench.md_peer_process import Job
 from mace_stream.bench.md_peers import peer_version
+from mace_stream.bench.md_reference import Reference
 from mace_stream.bench.md_system import System, make_system
 
 PRECISIONS = ("double", "single")
+EXACT_PATH = "mace-stream's exact path, double precision on the CPU"
 WRONG = {"double": 1e-4, "single": 1e-3}
 """Relative error of forces (norm) from which a result counts as wrong, not as rounded."""
 WRONG_ENERGY = {"double": 1e-5, "single": 1e-4}
@@ -51,6 +53,8 @@ class Settings:
     """Whether atoms move without springs."""
     rebuilds: bool = False
     """Whether steps with a new list each are timed too."""
+    ranks: int = 1
+    """MPI ranks of LAMMPS."""
     profile: bool = False
     """Whether ours is run once more under torch's profiler."""
 
@@ -119,17 +123,6 @@ class Result:
         return {**vars(self), "row": asdict(self.row), "measurement": measurement}
 
 
-@dataclass(frozen=True)
-class Reference:
-    """Exact results of one pattern."""
-
-    name: str
-    energy: float
-    """Per atom, eV."""
-    forces: np.ndarray
-    """[n_pattern, 3] eV/Å."""
-
-
 def run(
     sizes: list[int],
     peers: dict[str, float],
@@ -171,23 +164,43 @@ def exact_results(sizes: list[int], settings: Settings) -> dict[int, Reference]:
     Raises:
         RuntimeError: The reference itself failed.
     """
-    if settings.models.source is None:
-        name = "mace-stream, exact, double precision on the CPU"
-        head = f"head {settings.head}" if settings.head else ""
-        exact = replace(
-            settings, device="cpu", steps=0, options=f"radial exact {head}", profile=False
-        )
-        found = (_one_of_ours(size, "double", exact, alone=True) for size in sorted(sizes))
-    else:
-        name = f"{peer_version('mace')}, float64"
-        found = _in_folder(replace(_job("mace", "double", sizes, settings), steps=0, pattern=True))
-    references = {}
-    for size, one in zip(sorted(sizes), found, strict=True):
+    source = settings.models.source
+    if source is None:
+        return _evaluated(sorted(sizes), settings, EXACT_PATH)
+    name = f"{peer_version('mace')}, float64"
+    places = {
+        size: md_reference.place_of(name, source, settings.head, _system(size, settings))
+        for size in sorted(sizes)
+    }
+    missing = [size for size, place in places.items() if not place.exists()]
+    references = _evaluated(missing, settings, name)
+    for size, place in places.items():
         count = _system(size, settings).n_atoms
-        if one.status != "ok":
-            raise RuntimeError(f"reference ({name}) of {count} atoms: {one.status}")
-        references[count] = Reference(name, one.energy, one.forces)
+        if size in missing:
+            md_reference.keep(place, references[count])
+        references[count] = md_reference.read(place, name)
     return references
+
+
+def _evaluated(sizes: list[int], settings: Settings, name: str) -> dict[int, Reference]:
+    """Run the reference on the patterns of these sizes."""
+    references = {}
+    for size, one in zip(sizes, _exact(sizes, settings), strict=True):
+        if one.status != "ok":
+            raise RuntimeError(f"reference ({name}) of about {size} atoms: {one.status}")
+        references[_system(size, settings).n_atoms] = Reference(name, one.energy, one.forces)
+    return references
+
+
+def _exact(sizes: list[int], settings: Settings) -> Iterator[Measurement]:
+    """Evaluate the patterns of these sizes, by mace-torch or by our exact path on the CPU."""
+    if not sizes:
+        return iter(())
+    if settings.models.source:
+        return _in_folder(replace(_job("mace", "double", sizes, settings), steps=0, pattern=True))
+    options = "radial exact" + (f" head {settings.head}" if settings.head else "")
+    exact = replace(settings, device="cpu", steps=0, options=options, profile=False, rebuilds=False)
+    return (_one_of_ours(size, "double", exact, alone=True) for size in sizes)
 
 
 def judge(one: Measurement, row: Row, reference: Reference) -> Result:
@@ -246,9 +259,11 @@ def append_csv(path: Path, row: Row) -> None:
 
 
 def steps_for(n_atoms: int, device: str) -> int:
-    """Return how many steps take some seconds."""
-    least, most, atoms = (5, 100, 8_000) if device == "cpu" else (10, 1000, 2_000_000)
-    return max(least, min(most, atoms // n_atoms))
+    """Return how many steps take about a second; a few hundred are cut to what needs no springs."""
+    least, most, atoms = (5, 50, 8_000) if device == "cpu" else (10, 1000, 800_000)
+    steps = max(least, min(most, atoms // n_atoms))
+    short = md_lammps.SHORT - md_lammps.WARM_UP
+    return min(steps, short) if steps < 5 * short else steps
 
 
 @cache
@@ -279,6 +294,7 @@ def _one_of_ours(size: int, precision: str, settings: Settings, alone: bool = Fa
         threads=settings.threads,
         free=settings.free,
         rebuilds=settings.rebuilds,
+        ranks=1 if alone else settings.ranks,
     )
     with tempfile.TemporaryDirectory(prefix="mace_stream_") as folder:
         measured = md_lammps.measure(job, Path(folder))

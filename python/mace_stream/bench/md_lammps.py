@@ -21,6 +21,8 @@ from mace_stream.bench.md_system import SYMBOL, System
 TIMESTEP = 0.001  # ps
 TIMEOUT = 1800.0  # s, for one process
 WARM_UP = 5
+SHORT = 60
+"""Steps in which no atom at 300 K leaves its place far enough for a new list."""
 REBUILDS = 3
 SPRING = 4.04
 """eV/Å² between an atom and where it started: k T / u² with the u of :mod:`md_system`, at any T."""
@@ -49,9 +51,15 @@ class Run:
     temperature: float = 300.0
     threads: int | None = None
     free: bool = False
-    """Without springs. They keep a crystal of a random model together; at step 0 they are slack."""
+    """Without springs, which keep a random model's crystal together in runs that are not short."""
     rebuilds: bool = False
     """Whether steps with a new list each are timed too."""
+    ranks: int = 1
+
+    @property
+    def springs(self) -> bool:
+        """Whether atoms are tied to where they start; at step 0 the springs are slack."""
+        return not self.free and WARM_UP + self.steps > SHORT
 
 
 def set_up(run: Run) -> str:
@@ -69,7 +77,7 @@ def set_up(run: Run) -> str:
         f"velocity all create {run.temperature:g} 48279 mom yes rot no dist gaussian",
         f"timestep {TIMESTEP}",
         "fix move all nve",
-        *([] if run.free else [f"fix springs all spring/self {SPRING}"]),
+        *([f"fix springs all spring/self {SPRING}"] if run.springs else []),
         f"group checked id 1:{n_atoms}:{checked_stride(n_atoms)}",
         "run 0",
         f'print "{FIRST_STEP}"',
@@ -93,11 +101,13 @@ def timed(run: Run) -> str:
 
 def measure(run: Run, folder: Path) -> Measurement:
     """Run LAMMPS in ``folder``, in a process of its own; a failure is a status, with its reason."""
-    result = Measurement("mace_stream", run.precision, run.system.n_atoms)
+    result = Measurement("mace_stream", run.precision, run.system.n_atoms, ranks=run.ranks)
     run.system.write_pattern(folder / "pattern.data")
     (folder / "in.bench").write_text(set_up(run) + timed(run))
     with DeviceMemory(run.device.startswith("cuda")) as memory:
-        text, first_step_s, status, host_peak = _run_lmp(folder, environment(run.threads))
+        text, first_step_s, status, host_peak = _run_lmp(
+            lmp_command(run.ranks), folder, environment(run.threads)
+        )
     result = replace(
         result,
         first_step_s=first_step_s,
@@ -139,10 +149,18 @@ def find_lmp() -> str:
     return found
 
 
-def _run_lmp(folder: Path, env: dict[str, str]) -> tuple[str, float | None, str, float]:
+def lmp_command(ranks: int) -> list[str]:
+    """Return the command that runs ``in.bench``; ``mpiexec`` is the one beside ``lmp``."""
+    lmp = find_lmp()
+    launcher = [str(Path(lmp).with_name("mpiexec")), "-n", str(ranks)] if ranks > 1 else []
+    return [*launcher, lmp, "-in", "in.bench", "-log", "none", "-nonbuf", "-nocite"]
+
+
+def _run_lmp(
+    command: list[str], folder: Path, env: dict[str, str]
+) -> tuple[str, float | None, str, float]:
     """Return output, seconds to the first step, reason of failure, and peak of memory in MiB."""
     start = time.perf_counter()
-    command = [find_lmp(), "-in", "in.bench", "-log", "none", "-nonbuf", "-nocite"]
     process = subprocess.Popen(  # noqa: S603 - our own input
         command,
         cwd=folder,

@@ -53,6 +53,7 @@ def md(
     skin: Annotated[float, typer.Option(help="Of LAMMPS' list, in Å.")] = 2.0,
     temperature: Annotated[float, typer.Option(help="Of displacements and velocities, K.")] = 300.0,
     threads: Annotated[int | None, typer.Option(min=1, help="On a CPU.")] = None,
+    ranks: Annotated[int, typer.Option(min=1, help="MPI ranks of LAMMPS.")] = 1,
     options: Annotated[str, typer.Option(help="More keywords of the pair style.")] = "",
     free: Annotated[
         bool, typer.Option("--free", help="Without the springs that hold a random model's crystal.")
@@ -90,6 +91,7 @@ def md(
             options=options,
             free=free,
             rebuilds=rebuilds,
+            ranks=ranks,
             profile=profile,
         )
         for result in bench.run(counts, peers, precisions, settings, ours=not peers_only):
