@@ -84,8 +84,9 @@ class ModelSession {
   /// Evaluates at `positions` [n_atoms, 3] in Å, ghosts included; the result lives until the next.
   virtual Evaluation &evaluate(const double *positions, int n_atoms, Wanted wanted) = 0;
 
-  /// Text of the block printed at the start, and of the table at the end of a run.
-  virtual std::string start_report(const Facts &facts) = 0;
+  /// Text of the block printed before the first evaluation, which is at these positions, and of
+  /// the table at the end of a run.
+  virtual std::string start_report(const Facts &facts, const double *positions, int n_atoms) = 0;
   virtual std::string end_report(const Timings &timings) = 0;
 };
 

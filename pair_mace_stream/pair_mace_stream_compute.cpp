@@ -178,13 +178,12 @@ void PairMACEStream::print_start_report()
   facts["lammps"] = lmp->version;
   facts["units"] = update->unit_style;
   facts["atoms"] = std::to_string(impl->graph.n_nodes());
-  facts["edges"] = std::to_string(impl->graph.n_edges());
-  try {
-    const std::string text = impl->session->start_report(facts);
-    if (comm->me == 0) utils::logmesg(lmp, text);
-  } catch (const std::exception &e) {
-    error->one(FLERR, "Pair style mace/stream: {}", e.what());
-  }
+  const int n_all = atom->nlocal + atom->nghost;
+  std::string text;
+  attempt(
+      [&] { text = impl->session->start_report(facts, n_all > 0 ? atom->x[0] : nullptr, n_all); });
+  stop_if_failed();
+  if (comm->me == 0) utils::logmesg(lmp, text);
 }
 
 /* ---------------------------------------------------------------------- */

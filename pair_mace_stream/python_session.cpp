@@ -193,9 +193,12 @@ class PythonSession : public ModelSession {
     return result_;
   }
 
-  std::string start_report(const Facts &facts) override
+  std::string start_report(const Facts &facts, const double *positions, int n_atoms) override
   {
-    return in_python([&] { return session_.attr("start_report")(facts).cast<std::string>(); });
+    return in_python([&] {
+      return session_.attr("start_report")(facts, view(positions, {n_atoms, 3}))
+          .cast<std::string>();
+    });
   }
 
   std::string end_report(const Timings &timings) override

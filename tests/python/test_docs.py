@@ -21,6 +21,10 @@ PYTHON_FILES = [
     PACKAGE / "evaluation.py",
     PACKAGE / "lammps_plugin.py",
     PACKAGE / "torch" / "evaluator.py",
+    PACKAGE / "torch" / "evaluators.py",
+    PACKAGE / "torch" / "placement.py",
+    PACKAGE / "torch" / "inference" / "evaluator.py",
+    PACKAGE / "torch" / "inference" / "memory.py",
 ]
 CPP_FILES = sorted(PLUGIN.glob("*.cpp"))
 

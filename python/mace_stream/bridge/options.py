@@ -23,12 +23,15 @@ def _one_of(*values: str) -> tuple[str, Callable[[str], bool]]:
 
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 
+_TILE = re.compile(r"auto|[1-9]\d{0,8}")
+
 KEYWORDS = {
     "device": Keyword("auto, cpu, cuda or cuda:N", lambda v: bool(_DEVICE.fullmatch(v)), "auto"),
     "precision": Keyword(*_one_of("auto", "double", "single"), "auto"),
     "conv": Keyword(*_one_of("auto", "streaming", "standard"), "auto"),
     "radial": Keyword(*_one_of("auto", "spline", "exact"), "auto"),
     "graphs": Keyword(*_one_of("yes", "no"), "yes"),
+    "tile": Keyword("auto or a number of atoms", lambda v: bool(_TILE.fullmatch(v)), "auto"),
     "backend": Keyword(*_one_of("torch"), "torch"),
     "neighbors": Keyword(*_one_of("auto", "full", "half", "device"), "auto"),
     "head": Keyword("the name of a head of the model", lambda value: True, ""),

@@ -17,8 +17,14 @@ if TYPE_CHECKING:
 RULE = "-" * 78
 
 
-def start(session: Session, facts: Mapping[str, str]) -> str:
-    """Return the start block: all that decides the numbers of the run."""
+def start(session: Session, facts: Mapping[str, str], n_edges: int) -> str:
+    """Return the start block: all that decides the numbers of the run.
+
+    Args:
+        session: Has taken over its first list.
+        facts: What LAMMPS knows.
+        n_edges: Of the list.
+    """
     place = session.evaluator.placement
     lines = [
         ("model", f"{session.path} ({session.spec.architecture})"),
@@ -29,7 +35,7 @@ def start(session: Session, facts: Mapping[str, str]) -> str:
         ("precision", f"{place.precision} ({place.precision_reason})"),
         ("threads", str(place.threads)),
         ("neighbor list", facts["list"]),
-        ("graph", f"{facts['atoms']} atoms, {facts['edges']} edges, skin included"),
+        ("graph", f"{facts['atoms']} atoms, {n_edges} edges, skin included"),
         ("r_max", f"{session.r_max:g} Å"),
         ("skin", f"{facts['skin']} Å, ghost cutoff {facts['ghost_cutoff']} Å"),
         *session.evaluator.describe(),

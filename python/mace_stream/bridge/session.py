@@ -149,9 +149,14 @@ class Session:
         check_finite(result, self._ids)
         return result
 
-    def start_report(self, facts: Mapping[str, str]) -> str:
-        """Return the block that the pair style prints before the first step."""
-        return report.start(self, facts)
+    def start_report(self, facts: Mapping[str, str], positions: np.ndarray) -> str:
+        """Return the block that the pair style prints before the first step.
+
+        Args:
+            facts: What LAMMPS knows.
+            positions: As in :meth:`evaluate`.
+        """
+        return report.start(self, facts, self.evaluator.take_list(positions))
 
     def end_report(self, timings: Mapping[str, float]) -> str:
         """Return the table that the pair style prints after a run, and start the timers anew."""

@@ -86,6 +86,10 @@ class TorchEvaluator:
         self.sender_atom = self._upload(sender_atom)
         self.species = self._upload(species)
 
+    def take_list(self, positions: np.ndarray) -> int:
+        """Return the number of pairs in the list, each counted from both sides."""
+        return len(self.sender)
+
     def evaluate(self, positions: np.ndarray, node_energy: bool, node_virial: bool) -> Evaluation:
         """Evaluate at ``positions`` [n_atoms, 3]. Synchronizes with the device at the end."""
         with borrowed_threads(self.placement.threads):

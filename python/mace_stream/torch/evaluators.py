@@ -29,7 +29,8 @@ def choose_evaluator(
     Args:
         spec: Architecture.
         tensors: Parameters, as stored in the file.
-        options: Values of ``device``, ``precision``, ``radial``, ``conv`` and ``graphs``.
+        options: Values of ``device``, ``precision``, ``radial``, ``conv``, ``graphs``
+            and ``tile``.
         head: Name of the head.
         species: Elements that may occur, as indices into the model's.
         launch: Rank among those of this node, and number of threads on CPU.
@@ -49,6 +50,7 @@ def choose_evaluator(
                 placement=placement,
                 species=species,
                 graphs=options["graphs"] == "yes",
+                tile=None if options["tile"] == "auto" else int(options["tile"]),
             )
         except NotImplementedError as error:
             if options["radial"] == "spline":

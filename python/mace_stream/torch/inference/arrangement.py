@@ -126,14 +126,15 @@ def grown(capacity: list[int], counts: list[int]) -> list[int]:
     asked for; at first just what is asked for.
     """
     if not capacity:
-        return [_padded(count) for count in counts]
+        return [padded(count) for count in counts]
     return [
-        room if 0.7 * room <= count <= room or room == _padded(count) else _padded(count * 1.05)
+        room if 0.7 * room <= count <= room or room == padded(count) else padded(count * 1.05)
         for room, count in zip(capacity, counts, strict=True)
     ]
 
 
-def _padded(count: float) -> int:
+def padded(count: float) -> int:
+    """Return the next multiple of a pack."""
     return -(-int(count) // NODES_PER_PACK) * NODES_PER_PACK
 
 

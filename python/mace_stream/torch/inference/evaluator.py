@@ -17,14 +17,12 @@ from mace_stream.torch.inference.buffers import ListBuffers, address
 from mace_stream.torch.inference.device_list import Atoms, cell_list, find_topology
 from mace_stream.torch.inference.exchange import FeatureExchange
 from mace_stream.torch.inference.images import with_one_receiver
+from mace_stream.torch.inference.memory import ListSize, MemoryBudget
 from mace_stream.torch.inference.model import prepare
 from mace_stream.torch.inference.pipeline import Pipeline
 from mace_stream.torch.inference.runs import GraphedRun, PlainRun
 from mace_stream.torch.placement import Placement, borrowed_threads
 from mace_stream.torch.ranks import RankRows
-
-TILE = {"cuda": 16384, "cpu": 128}
-"""Nodes that are worked on together: enough to fill a GPU, few enough for a CPU's cache."""
 
 SLACK = 1.05
 """Arrays that have to grow get this much more than they need."""
@@ -40,6 +38,7 @@ class InferenceEvaluator:
         placement: Device and precision.
         species: Elements that may occur, as indices into the model's.
         graphs: Whether to replay a step as one CUDA graph.
+        tile: Nodes that are worked on together; None leaves it to us.
 
     Raises:
         NotImplementedError: The inference path cannot run this model.
@@ -55,6 +54,7 @@ class InferenceEvaluator:
         placement: Placement,
         species: Sequence[int],
         graphs: bool,
+        tile: int | None = None,
     ) -> None:
         self.placement = placement
         self.device = device = placement.device
@@ -71,6 +71,7 @@ class InferenceEvaluator:
         self._buffers: ListBuffers | None = None
         self._capacity: list[int] = []
         self._new_list: Topology | Atoms | None = None
+        self._budget = MemoryBudget(self.model.setup, self.model.layers, placement, tile)
         self.finds_pairs = device.type == "cuda"
         if self.finds_pairs:
             self._cell_list = cell_list(device)
@@ -87,6 +88,7 @@ class InferenceEvaluator:
             *layers,
             ("radial part", f"spline: {self.model.radial.text}"),
             ("CUDA graphs", self._run.text),
+            *self._budget.describe(),
         ]
 
     def take_statistics(self) -> dict[str, float]:
@@ -133,13 +135,24 @@ class InferenceEvaluator:
         counts = torch.bincount(self._species[:n_nodes], minlength=len(self.model.constants))
         self._n_species = counts.cpu().numpy()
 
+    def take_list(self, positions: np.ndarray) -> int:
+        """Take over a new list, if there is one, before its first evaluation at ``positions``.
+
+        Returns:
+            Number of pairs in the list, each counted from both sides.
+        """
+        with borrowed_threads(self.placement.threads), self._budget.explained():
+            if self._new_list is not None:
+                self._take_list(positions)
+        return self._budget.size.n_slots
+
     def evaluate(self, positions: np.ndarray, node_energy: bool, node_virial: bool) -> Evaluation:
         """Evaluate at ``positions`` [n_atoms, 3]. Synchronizes with the device once.
 
         Raises:
             TooCloseError: Two atoms are closer than the radial tables reach.
         """
-        with borrowed_threads(self.placement.threads):
+        with borrowed_threads(self.placement.threads), self._budget.explained():
             start = perf_counter()
             if self._new_list is not None:
                 self._take_list(positions)
@@ -162,7 +175,8 @@ class InferenceEvaluator:
         group = topology.groups(n_classes)
         counts = torch.bincount(group, minlength=n_classes * len(self.model.constants))
         self._capacity = grown(self._capacity, counts.tolist())
-        tile = TILE[self.device.type]
+        n_senders, n_slots = len(topology.species), len(topology.sender)
+        tile = self._budget.choose_tile(ListSize(self._n_nodes, n_senders, n_slots, len(x)))
         arrangement = Arrangement(topology, x, group, self._capacity, n_classes, tile)
         if not self._fits(arrangement, len(x)):
             slack = 1.0 if self._buffers is None else SLACK
