@@ -19,6 +19,7 @@ TWINS = {
     "one_layer": {"num_interactions": 1},
     "three_layers": {"num_interactions": 3},
     "ti": {"elements": (22,), "r_max": 6.0},
+    "binary": {"elements": (6, 14), "pair_repulsion": True, "distance_transform": "Agnesi"},
 }
 _TINY = {
     "elements": (1, 6, 8, 14),
