@@ -12,12 +12,14 @@ from mace_stream.couplings import spherical_harmonics
 from mace_stream.reference import radial
 from mace_stream.tables import (
     RadialGrid,
+    TableError,
     harmonic_gradients,
     harmonic_polynomials,
     hermite_coefficients,
     refine,
 )
 from mace_stream.torch import MACE
+from mace_stream.torch.inference import tables as radial_tables
 from mace_stream.torch.inference.tables import build_tables
 
 STEP = 1e-100
@@ -313,3 +315,14 @@ def test_gradients_of_harmonics_are_central_differences():
             found = polynomial_at(gradient[axis], *xyz)
             assert found == pytest.approx((up - down) / (2 * h), rel=1e-6, abs=1e-6)
     assert gradients[0] == ({}, {}, {})
+
+
+def test_tables_that_would_not_fit_are_refused(monkeypatch):
+    spec, tensors = spec_and_tensors(small_twin("MP-0a medium"))
+    model = MACE.from_spec(spec, tensors)
+    size = build_tables(model, (0,), 6, 1e-6).convs[1].nbytes
+    monkeypatch.setattr(radial_tables, "MAX_BYTES", size)
+    build_tables(model, (0,), 6, 1e-6)
+    monkeypatch.setattr(radial_tables, "MAX_BYTES", size - 1)
+    with pytest.raises(TableError, match="radial exact"):
+        build_tables(model, (0,), 6, 1e-6)

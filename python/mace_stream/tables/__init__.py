@@ -4,7 +4,13 @@ NumPy only; the numbers come from a model file or from functions that a framewor
 """
 
 from mace_stream.tables.contraction import contraction_terms
-from mace_stream.tables.grid import RadialGrid, Refinement, hermite_coefficients, refine
+from mace_stream.tables.grid import (
+    RadialGrid,
+    Refinement,
+    TableError,
+    hermite_coefficients,
+    refine,
+)
 from mace_stream.tables.harmonics import harmonic_gradients, harmonic_polynomials
 from mace_stream.tables.radial import RadialTables
 
@@ -12,6 +18,7 @@ __all__ = [
     "RadialGrid",
     "RadialTables",
     "Refinement",
+    "TableError",
     "contraction_terms",
     "harmonic_gradients",
     "harmonic_polynomials",

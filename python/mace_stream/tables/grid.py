@@ -33,6 +33,10 @@ PROBES = np.array([0.12, 0.21, 0.28, 0.39, 0.5, 0.63, 0.73, 0.79, 0.93])
 middle, that of the slope at 0.28 and 0.72 (quintic) or 0.21 and 0.79 (cubic)."""
 
 
+class TableError(ValueError):
+    """A function of the distance has no table that is good or small enough."""
+
+
 @dataclass(frozen=True)
 class RadialGrid:
     """``n_knots`` equal intervals from ``r_0`` to ``r_max``, in Å."""
@@ -141,7 +145,7 @@ def refine(
             return Refinement(grid, *worst.tolist())
         names.sort(key=lambda other, worst_name=name: other != worst_name)
         enough = CAUTION * n_knots * (worst.max() / bound) ** (1 / (2 * order + 1))
-    raise ValueError(
+    raise TableError(
         f"radial table: {name} has a relative error of {worst.max():.1e} with {n_knots} intervals"
         f" from {r_0:g} to {r_max:g} Å, more than {bound:g}; use `radial exact`"
     )

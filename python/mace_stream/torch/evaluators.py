@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from mace_stream.spec import ModelSpec
+from mace_stream.tables import TableError
 from mace_stream.torch.evaluator import TorchEvaluator
 from mace_stream.torch.inference.evaluator import InferenceEvaluator
 from mace_stream.torch.placement import Placement
@@ -52,7 +53,7 @@ def choose_evaluator(
                 graphs=options["graphs"] == "yes",
                 tile=None if options["tile"] == "auto" else int(options["tile"]),
             )
-        except NotImplementedError as error:
+        except (NotImplementedError, TableError) as error:
             if options["radial"] == "spline":
                 raise ValueError(f"radial spline cannot serve this model: {error}") from error
             reason = str(error)

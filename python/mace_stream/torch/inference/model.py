@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from mace_stream.kernels.inference import Passes, Repulsion, Setup
+from mace_stream.kernels.inference import Passes, Setup
 from mace_stream.spec import ModelSpec
 from mace_stream.tables.contraction import contraction_terms
 from mace_stream.tables.radial import RadialTables
 from mace_stream.torch.inference.pipeline import Tables
-from mace_stream.torch.inference.tables import build_tables
+from mace_stream.torch.inference.tables import build_repulsion, build_tables
 from mace_stream.torch.inference.weights import Layer, fold_layers
 from mace_stream.torch.model import MACE
 from mace_stream.torch.ops import architecture
@@ -119,26 +119,9 @@ def _setup(
         n_hidden=radial.hidden.shape[-1],
         plans=(None, *plans[1:]),
         contractions=tuple(contraction for contraction, _ in contractions),
-        repulsion=_repulsion(model, species),
+        repulsion=build_repulsion(model, species),
     )
     return setup, [coefs for _, coefs in contractions]
-
-
-def _repulsion(model: MACE, species: Sequence[int]) -> Repulsion | None:
-    zbl = model.pair_repulsion
-    if zbl is None:
-        return None
-    charge, inverse, radius = (
-        array[list(species)].numpy() for array in (zbl.charge, zbl.inverse_length, zbl.radius)
-    )
-    return Repulsion(
-        charge=model.scale * np.outer(charge, charge),
-        inverse_length=np.add.outer(inverse, inverse),
-        bond=np.add.outer(radius, radius),
-        coefficients=tuple(zbl.coefficients),
-        decays=zbl.DECAYS,
-        p=zbl.p,
-    )
 
 
 def _passes(

@@ -10,11 +10,14 @@ import torch
 from torch import Tensor
 
 from mace_stream.kernels.inference import Repulsion
-from mace_stream.tables.grid import RadialFunction, refine, tabulate
+from mace_stream.tables.grid import RadialFunction, TableError, refine, tabulate
 from mace_stream.tables.radial import RadialTables
 from mace_stream.torch.interaction import DensityNorm, Interaction, MeanNorm
 from mace_stream.torch.model import MACE
 from mace_stream.torch.radial import NoTransform, RadialNetwork
+
+MAX_BYTES = 8 * 2**30
+"""Of all tables in float64: some ten elements in double precision."""
 
 PIECE = 2048
 """Distances per evaluation, to bound memory: all path weights exist for each, several times."""
@@ -39,7 +42,8 @@ def build_tables(
         r_0: Start of the grid in Å.
 
     Raises:
-        ValueError: The model is not in float64, or no grid is fine enough.
+        TableError: No grid is fine enough, or the tables would be too large.
+        ValueError: The model is not in float64.
     """
     if model.dtype != torch.float64:
         raise ValueError(f"radial table: expected a model in float64, got {model.dtype}")
@@ -52,6 +56,7 @@ def build_tables(
     }
     order = n_coef // 2 - 1
     fine = refine(functions, model.r_max, order, bound, r_0)
+    _check_size(model, len(pairs) * fine.grid.n_knots * n_coef)
 
     def stack(kind: str) -> np.ndarray | None:
         """Tables of one kind, pair after pair, [rows, families, n_coef, width]."""
@@ -74,6 +79,17 @@ def build_tables(
         value_error=fine.value_error,
         slope_error=fine.slope_error,
     )
+
+
+def _check_size(model: MACE, n_polynomials: int) -> None:
+    """Raise ``TableError`` where the tables of all pairs would fill the memory of a machine."""
+    plans = [interaction.plan for interaction in model.interactions[1:]]
+    n_bytes = 8 * n_polynomials * sum(plan.n_paths * plan.channels for plan in plans)
+    if n_bytes > MAX_BYTES:
+        raise TableError(
+            f"radial tables of so many pairs of elements would take {n_bytes / 2**30:.0f} GiB; "
+            "name fewer elements in pair_coeff, use precision single, or use radial exact"
+        )
 
 
 def build_repulsion(model: MACE, species: Sequence[int]) -> Repulsion | None:
