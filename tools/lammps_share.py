@@ -26,9 +26,15 @@ replicate {copies}
 neighbor {skin} bin
 timestep 0.001
 """
-COST = """
+LISTED = """
 pair_style zero 6.0 full
 pair_coeff * *
+"""
+UNLISTED = """
+pair_style none
+comm_modify cutoff $(6.0 + {skin})
+"""
+COST = """
 velocity all create 300 48279
 fix move all nve
 run 0
@@ -76,19 +82,26 @@ def main() -> None:
 
 
 def print_cost(options: argparse.Namespace) -> None:
-    """Print milliseconds of one list and of one step without a list."""
-    print(f"{'atoms':>9} {'skin':>5} {'new list ms':>12} {'step ms':>8}  of that")
+    """Print milliseconds of a new list, of new ghosts alone, and of a step without either."""
+    print(f"{'atoms':>9} {'skin':>5} {'new list ms':>12} {'ghosts ms':>10} {'step ms':>8}  of that")
     for n_atoms in map(int, options.sizes.split(",")):
         for skin in options.skins.split(","):
-            text = run_lmp(make_system(n_atoms), skin, COST)
-            plain, _, builds = text.partition("BUILDS")
-            step, new = account(plain), account(builds)
-            extra = sum(new[name] - step[name] for name in TASKS)
+            step, list_ms = cost_of(n_atoms, skin, LISTED)
+            _, ghosts_ms = cost_of(n_atoms, skin, UNLISTED.format(skin=skin))
             parts = ", ".join(f"{name} {step[name]:.2f}" for name in TASKS[1:])
-            parts += f"; building alone {new['Neigh']:.1f}; "
-            parts += re.findall(r"Ave neighs/atom = \S+", text)[-1]
             total = sum(step[name] for name in TASKS)
-            print(f"{n_atoms:9d} {skin:>5} {extra:12.1f} {total:8.2f}  {parts}", flush=True)
+            print(
+                f"{n_atoms:9d} {skin:>5} {list_ms:12.1f} {ghosts_ms:10.1f} {total:8.2f}  {parts}",
+                flush=True,
+            )
+
+
+def cost_of(n_atoms: int, skin: str, style: str) -> tuple[dict[str, float], float]:
+    """Return milliseconds of a step by task, and what a new list adds to a step."""
+    text = run_lmp(make_system(n_atoms), skin, style + COST)
+    plain, _, builds = text.partition("BUILDS")
+    step, new = account(plain), account(builds)
+    return step, sum(new[name] - step[name] for name in TASKS)
 
 
 def print_often(options: argparse.Namespace) -> None:
