@@ -13,7 +13,7 @@ from mace_stream.evaluation import Evaluation
 from mace_stream.halo import Halo
 from mace_stream.spec import ModelSpec
 from mace_stream.torch.model import MACE
-from mace_stream.torch.placement import Placement, borrowed_threads
+from mace_stream.torch.placement import Placement, borrowed_threads, one_order
 from mace_stream.torch.ranks import GhostFeatures, RankRows
 
 
@@ -27,6 +27,7 @@ class TorchEvaluator:
         placement: Device and precision.
         conv: Mode of the convolutions.
         reason: Why the radial network is evaluated for every edge.
+        deterministic: Whether results must repeat bit for bit.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class TorchEvaluator:
         placement: Placement,
         conv: str,
         reason: str = "asked for",
+        deterministic: bool = False,
     ) -> None:
         self.placement = placement
         self.device = placement.device
@@ -51,6 +53,9 @@ class TorchEvaluator:
             device=self.device,
             conv_mode=conv,
         )
+        self.deterministic = deterministic
+        if deterministic:
+            self.model.make_deterministic()
         self._ranks: RankRows | None = None
         self._ghosts: GhostFeatures | None = None
         self._statistics = _no_statistics()
@@ -64,7 +69,8 @@ class TorchEvaluator:
             for layer, mode, reason in self.model.conv_modes()
         ]
         exact = f"exact: the radial network is evaluated for every edge ({self.reason})"
-        return [*layers, ("radial part", exact)]
+        repeats = [("deterministic", "yes: all sums in one order")] * self.deterministic
+        return [*layers, ("radial part", exact), *repeats]
 
     def set_halo(self, halo: Halo) -> None:
         """Take over the nodes that ranks share."""
@@ -92,7 +98,7 @@ class TorchEvaluator:
 
     def evaluate(self, positions: np.ndarray, node_energy: bool, node_virial: bool) -> Evaluation:
         """Evaluate at ``positions`` [n_atoms, 3]. Synchronizes with the device at the end."""
-        with borrowed_threads(self.placement.threads):
+        with borrowed_threads(self.placement.threads), one_order(self.deterministic):
             start = perf_counter()
             edges, edge_grad, energies, forward_s = self._differentiate(positions)
             n_senders = len(self.species)

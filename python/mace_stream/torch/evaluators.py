@@ -30,8 +30,8 @@ def choose_evaluator(
     Args:
         spec: Architecture.
         tensors: Parameters, as stored in the file.
-        options: Values of ``device``, ``precision``, ``radial``, ``conv``, ``graphs``
-            and ``tile``.
+        options: Values of ``device``, ``precision``, ``radial``, ``conv``, ``graphs``,
+            ``deterministic`` and ``tile``.
         head: Name of the head.
         species: Elements that may occur, as indices into the model's.
         launch: Rank among those of this node, and number of threads on CPU.
@@ -39,10 +39,15 @@ def choose_evaluator(
     Raises:
         ValueError: The device is not there, or ``radial spline`` cannot serve this model.
     """
+    deterministic = options["deterministic"] == "yes"
     placement = Placement.choose(options["device"], options["precision"], *launch)
+    if deterministic:
+        check_deterministic(options, placement)
     reason = "asked for"
     if options["radial"] == "auto" and options["conv"] != "auto":
         reason = f"conv {options['conv']} is asked for"
+    elif options["radial"] == "auto" and deterministic and placement.device.type == "cuda":
+        reason = "deterministic yes, and the fast path sums atomically on a GPU"
     elif options["radial"] != "exact":
         try:
             return InferenceEvaluator(
@@ -52,11 +57,31 @@ def choose_evaluator(
                 species=species,
                 graphs=options["graphs"] == "yes",
                 tile=None if options["tile"] == "auto" else int(options["tile"]),
+                deterministic=deterministic,
             )
         except (NotImplementedError, TableError) as error:
             if options["radial"] == "spline":
                 raise ValueError(f"radial spline cannot serve this model: {error}") from error
             reason = str(error)
     return TorchEvaluator(
-        spec, tensors, head=head, placement=placement, conv=options["conv"], reason=reason
+        *(spec, tensors),
+        head=head,
+        placement=placement,
+        conv=options["conv"],
+        reason=reason,
+        deterministic=deterministic,
     )
+
+
+def check_deterministic(options: Mapping[str, str], placement: Placement) -> None:
+    """Raise ``ValueError`` where other keywords rule out ``deterministic yes``."""
+    if options["conv"] == "standard":
+        raise ValueError(
+            "deterministic yes does not go with conv standard, which sums in any order; leave one "
+            "of them out"
+        )
+    if options["radial"] == "spline" and placement.device.type == "cuda":
+        raise ValueError(
+            "deterministic yes does not go with radial spline on a GPU, where many threads add to "
+            "one sum in any order; use radial exact, or leave one of them out"
+        )

@@ -40,6 +40,9 @@ class Interaction(nn.Module):
     the mean number of neighbours.
     """
 
+    deterministic = False
+    """Whether the convolution must give the same bits every time."""
+
     def __init__(
         self, spec: ModelSpec, layer: LayerSpec, params: Parameters, conv_mode: str
     ) -> None:
@@ -91,6 +94,7 @@ class Interaction(nn.Module):
             conv(
                 *(sent, attrs, self.radial(feats), chunk.indptr, chunk.sender),
                 *(self.plan, self.conv_mode),
+                deterministic=self.deterministic,
             )
             for chunk, sent, attrs, feats in zip(
                 chunks,

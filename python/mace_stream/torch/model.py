@@ -134,6 +134,11 @@ class MACE(nn.Module):
         spec, tensors = io.load(path)
         return cls.from_spec(spec, tensors, head, dtype, device, elements)
 
+    def make_deterministic(self) -> None:
+        """Let :func:`mace_stream.torch.conv` give the same bits every time."""
+        for interaction in self.interactions:
+            interaction.deterministic = True
+
     def conv_modes(self) -> list[tuple[int, str, str]]:
         """Layer, mode and reason of every convolution, for the log."""
         plans = [interaction.plan for interaction in self.interactions]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -82,6 +83,24 @@ def choose_device(name: str, node_rank: int = 0) -> torch.device:
             "or check the driver and that torch is a CUDA build: mace-stream doctor"
         )
     return device
+
+
+@contextmanager
+def one_order(wanted: bool) -> Iterator[None]:
+    """Let torch use algorithms that sum in one order, and put its setting back; or do nothing.
+
+    cuBLAS repeats its results only with a workspace of fixed size, which it reads once.
+    """
+    if not wanted:
+        yield
+        return
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from time import perf_counter
 
 import numpy as np
@@ -19,6 +20,7 @@ from mace_stream.torch.inference.exchange import FeatureExchange
 from mace_stream.torch.inference.images import with_one_receiver
 from mace_stream.torch.inference.memory import ListSize, MemoryBudget
 from mace_stream.torch.inference.model import prepare
+from mace_stream.torch.inference.ordered import OrderedPasses
 from mace_stream.torch.inference.pipeline import Pipeline
 from mace_stream.torch.inference.runs import GraphedRun, PlainRun
 from mace_stream.torch.placement import Placement, borrowed_threads
@@ -39,6 +41,7 @@ class InferenceEvaluator:
         species: Elements that may occur, as indices into the model's.
         graphs: Whether to replay a step as one CUDA graph.
         tile: Nodes that are worked on together; None leaves it to us.
+        deterministic: Whether results must repeat bit for bit; on a CPU only.
 
     Raises:
         NotImplementedError: The inference path cannot run this model.
@@ -55,6 +58,7 @@ class InferenceEvaluator:
         species: Sequence[int],
         graphs: bool,
         tile: int | None = None,
+        deterministic: bool = False,
     ) -> None:
         self.placement = placement
         self.device = device = placement.device
@@ -66,6 +70,9 @@ class InferenceEvaluator:
                 dtype=placement.dtype,
                 device=device,
             )
+        self.deterministic = deterministic
+        if deterministic and placement.threads > 1:
+            self.model = replace(self.model, passes=OrderedPasses(self.model.passes))
         self._species_of = torch.full((len(spec.elements),), -1, device=device)
         self._species_of[list(species)] = torch.arange(len(species), device=device)
         self._buffers: ListBuffers | None = None
@@ -88,6 +95,7 @@ class InferenceEvaluator:
             *layers,
             ("radial part", f"spline: {self.model.radial.text}"),
             ("CUDA graphs", self._run.text),
+            *[("deterministic", "yes: shared sums on one thread")] * self.deterministic,
             *self._budget.describe(),
         ]
 
