@@ -97,6 +97,10 @@ class SymmetrixXL:
     """Symmetrix-XL's calculator as a user of ASE calls it, positions changed before each call."""
 
     def __init__(self, model: Path, device: str, precision: str, head: str) -> None:
+        import symmetrix
+
+        if device == "cpu":  # where there is a GPU, that would be chosen
+            symmetrix.load_backend("cpu")
         from symmetrix import Symmetrix, selected_backend
 
         self.calculator = Symmetrix(
