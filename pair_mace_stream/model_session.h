@@ -84,10 +84,18 @@ class ModelSession {
   /// Evaluates at `positions` [n_atoms, 3] in Å, ghosts included; the result lives until the next.
   virtual Evaluation &evaluate(const double *positions, int n_atoms, Wanted wanted) = 0;
 
-  /// Text of the block printed before the first evaluation, which is at these positions, and of
-  /// the table at the end of a run.
-  virtual std::string start_report(const Facts &facts, const double *positions, int n_atoms) = 0;
-  virtual std::string end_report(const Timings &timings) = 0;
+  /// Takes over a new list, if there is one, before its first evaluation at these positions.
+  /// Returns the number of its pairs, each counted from both sides.
+  virtual std::int64_t take_list(const double *positions, int n_atoms) = 0;
+  /// Device and host, in words.
+  virtual std::string placement() = 0;
+  /// Seconds of the parts of evaluations since the last call, and whatever else is measured.
+  virtual Timings take_statistics() = 0;
+
+  /// Text of the block printed at the start, and of the table at the end of a run from sums and
+  /// maxima over ranks.
+  virtual std::string start_report(const Facts &facts) = 0;
+  virtual std::string end_report(const Timings &sum, const Timings &most, int n_ranks) = 0;
 };
 
 }    // namespace mace_stream

@@ -41,6 +41,8 @@ PairMACEStream::PairMACEStream(LAMMPS *lmp) : Pair(lmp), impl(new Impl)
   no_virial_fdotr_compute = 1;    // the virial comes from the edge gradients
   centroidstressflag = CENTROID_AVAIL;
   comm_forward = HOME_WIDTH;
+  nextra = N_TIMES;
+  pvector = new double[N_TIMES]();
 }
 
 /* ---------------------------------------------------------------------- */
@@ -51,6 +53,7 @@ PairMACEStream::~PairMACEStream()
     memory->destroy(setflag);
     memory->destroy(cutsq);
   }
+  delete[] pvector;
   delete impl;
 }
 
@@ -88,7 +91,7 @@ void PairMACEStream::coeff(int narg, char **arg)
   impl->reported = false;
   impl->list_builds = -1;
   if (comm->nprocs > 1 && !impl->exchange)
-    impl->exchange = std::make_unique<mace_stream::RankExchange>(world);
+    impl->exchange = std::make_unique<mace_stream::RankExchange>(world, impl->messages);
   const mace_stream::Launch launch = find_launch();
   attempt([&] {
     const std::vector<std::string> symbols(arg + 3, arg + narg);
@@ -251,29 +254,6 @@ void PairMACEStream::check_masses()
 double PairMACEStream::init_one(int, int)
 {
   return impl->r_max;
-}
-
-/* ----------------------------------------------------------------------
-   End of a run: where the time went.
-------------------------------------------------------------------------- */
-
-void PairMACEStream::finish()
-{
-  if (impl->evaluations == 0) return;
-  mace_stream::Timings timings;
-  timings["flatten_s"] = impl->flatten.take();
-  timings["evaluate_s"] = impl->model.take();
-  timings["scatter_s"] = impl->scatter.take();
-  timings["evaluations"] = static_cast<double>(impl->evaluations);
-  timings["rebuilds"] = static_cast<double>(impl->rebuilds);
-  timings["atoms"] = impl->graph.n_nodes();
-  impl->evaluations = impl->rebuilds = 0;
-  try {
-    const std::string text = impl->session->end_report(timings);
-    if (comm->me == 0) utils::logmesg(lmp, text);
-  } catch (const std::exception &e) {
-    error->one(FLERR, "Pair style mace/stream: {}", e.what());
-  }
 }
 
 /* ----------------------------------------------------------------------

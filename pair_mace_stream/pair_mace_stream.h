@@ -56,6 +56,9 @@ class PairMACEStream : public Pair {
   void attempt(const std::function<void()> &);
   void stop_if_failed();
   void print_start_report();
+  std::string gather_lines(const std::string &);
+  std::map<std::string, double> over_ranks(const std::map<std::string, double> &, MPI_Op);
+  void tally_times();
   void evaluate_model();
   void add_forces();
   void add_energies();

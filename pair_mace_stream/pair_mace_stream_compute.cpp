@@ -28,6 +28,7 @@ void PairMACEStream::compute(int eflag, int vflag)
   if (topology_is_stale()) rebuild_topology();
   if (!impl->reported) print_start_report();
   evaluate_model();
+  if (eflag_global) tally_times();
 
   const Stopwatch::Lap lap(impl->scatter);
   add_forces();
@@ -161,29 +162,6 @@ void PairMACEStream::find_ids()
   for (int i = atom->nlocal; i < atom->nlocal + atom->nghost; i++)
     if (impl->owner[i] < 0 && impl->species[i] >= 0)
       impl->ids[graph.n_nodes() + ~impl->owner[i]] = atom->tag[i];
-}
-
-/* ---------------------------------------------------------------------- */
-
-void PairMACEStream::print_start_report()
-{
-  stop_if_failed();
-  impl->reported = true;
-  const char *kinds[] = {"full", "half, newton on", "half, newton off"};
-  mace_stream::Facts facts;
-  facts["list"] =
-      impl->device_list ? "made on the device" : kinds[static_cast<int>(impl->list_kind)];
-  facts["ghost_cutoff"] = fmt::format("{:.6g}", comm->cutghost[0]);
-  facts["skin"] = fmt::format("{:.6g}", neighbor->skin);
-  facts["lammps"] = lmp->version;
-  facts["units"] = update->unit_style;
-  facts["atoms"] = std::to_string(impl->graph.n_nodes());
-  const int n_all = atom->nlocal + atom->nghost;
-  std::string text;
-  attempt(
-      [&] { text = impl->session->start_report(facts, n_all > 0 ? atom->x[0] : nullptr, n_all); });
-  stop_if_failed();
-  if (comm->me == 0) utils::logmesg(lmp, text);
 }
 
 /* ---------------------------------------------------------------------- */

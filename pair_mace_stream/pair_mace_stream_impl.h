@@ -16,8 +16,19 @@
 namespace LAMMPS_NS {
 
 static constexpr int HOME_WIDTH = 2;    // numbers per atom that tell its owner
+static constexpr int N_TIMES = 3;       // what compute pair can show
 
 struct PairMACEStream::Impl {
+  // seconds since the start of the run
+
+  mace_stream::Stopwatch flatten, model, scatter;
+  mace_stream::Stopwatch messages, settling;    // parts of model: during and after the evaluation
+  bigint evaluations = 0, rebuilds = 0;
+  struct {
+    double model = 0.0, exchanging = 0.0;
+    bigint evaluations = 0;
+  } tallied;    // at the last step with an energy
+
   mace_stream::Options options;
   std::string model_path;
   std::unique_ptr<mace_stream::RankExchange> exchange;    // null on one rank
@@ -46,11 +57,6 @@ struct PairMACEStream::Impl {
   int failed_at = 0;                              // exchanges that came before it
 
   bool reported = false;
-
-  // seconds since the start of the run
-
-  mace_stream::Stopwatch flatten, model, scatter;
-  bigint evaluations = 0, rebuilds = 0;
 };
 
 }    // namespace LAMMPS_NS

@@ -142,6 +142,7 @@ void PairMACEStream::settle_exchanges(bool node_virial)
       throw std::runtime_error(fmt::format("the model made {} exchanges instead of {}",
                                            exchange.n_started(), exchange.n_expected()));
   });
+  const mace_stream::Stopwatch::Lap lap(impl->settling);
   if (!impl->failure.empty()) exchange.abandon();
   stop_if_failed();
   const auto n_nodes = static_cast<std::size_t>(impl->graph.n_nodes());

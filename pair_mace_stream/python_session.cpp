@@ -193,17 +193,32 @@ class PythonSession : public ModelSession {
     return result_;
   }
 
-  std::string start_report(const Facts &facts, const double *positions, int n_atoms) override
+  std::int64_t take_list(const double *positions, int n_atoms) override
   {
     return in_python([&] {
-      return session_.attr("start_report")(facts, view(positions, {n_atoms, 3}))
-          .cast<std::string>();
+      return session_.attr("take_list")(view(positions, {n_atoms, 3})).cast<std::int64_t>();
     });
   }
 
-  std::string end_report(const Timings &timings) override
+  std::string placement() override
   {
-    return in_python([&] { return session_.attr("end_report")(timings).cast<std::string>(); });
+    return in_python([&] { return session_.attr("placement").cast<std::string>(); });
+  }
+
+  Timings take_statistics() override
+  {
+    return in_python([&] { return session_.attr("take_statistics")().cast<Timings>(); });
+  }
+
+  std::string start_report(const Facts &facts) override
+  {
+    return in_python([&] { return session_.attr("start_report")(facts).cast<std::string>(); });
+  }
+
+  std::string end_report(const Timings &sum, const Timings &most, int n_ranks) override
+  {
+    return in_python(
+        [&] { return session_.attr("end_report")(sum, most, n_ranks).cast<std::string>(); });
   }
 
  private:

@@ -21,7 +21,7 @@ const char *at_row(const void *rows, int row, std::int64_t row_bytes)
 
 }    // namespace
 
-RankExchange::RankExchange(MPI_Comm world)
+RankExchange::RankExchange(MPI_Comm world, Stopwatch &watch) : watch_(watch)
 {
   MPI_Comm_dup(world, &comm_);    // messages of LAMMPS and ours never meet
 }
@@ -68,6 +68,7 @@ void RankExchange::start(const void *out, void *in, std::int64_t row_bytes, bool
   if (n_started_ == n_expected() || directions_[n_started_] != home)
     throw std::runtime_error("exchange " + std::to_string(n_started_ + 1) + " of " +
                              std::to_string(n_expected()) + " was not expected");
+  const Stopwatch::Lap lap(watch_);
   n_started_++;
   in_flight_ = true;
   in_flight_home_ = home;
@@ -76,6 +77,7 @@ void RankExchange::start(const void *out, void *in, std::int64_t row_bytes, bool
 
 void RankExchange::finish()
 {
+  const Stopwatch::Lap lap(watch_);
   in_flight_ = false;
   wait(in_flight_home_);
 }

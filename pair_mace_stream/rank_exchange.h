@@ -4,6 +4,7 @@
 #define MACE_STREAM_RANK_EXCHANGE_H
 
 #include "model_session.h"
+#include "stopwatch.h"
 
 #include <mpi.h>
 
@@ -32,8 +33,8 @@ struct RemoteAtom {
 /// it still owes, so that nobody waits for it.
 class RankExchange : public FeatureExchange {
  public:
-  /// Collective.
-  explicit RankExchange(MPI_Comm world);
+  /// Collective. `watch` gets the time that messages take.
+  RankExchange(MPI_Comm world, Stopwatch &watch);
   ~RankExchange() override;
   RankExchange(const RankExchange &) = delete;
   RankExchange &operator=(const RankExchange &) = delete;
@@ -69,6 +70,7 @@ class RankExchange : public FeatureExchange {
   };
 
   MPI_Comm comm_ = MPI_COMM_NULL;
+  Stopwatch &watch_;
   std::vector<Peer> peers_;
   std::vector<int> requested_;
   std::vector<bool> directions_;

@@ -23,6 +23,8 @@ class Stopwatch {
     Clock::time_point start_;
   };
 
+  double seconds() const { return seconds_; }
+
   /// Returns the sum in seconds and starts again from zero.
   double take()
   {

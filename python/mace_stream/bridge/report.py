@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import platform
 import resource
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from ase.data import chemical_symbols
@@ -17,25 +18,20 @@ if TYPE_CHECKING:
 RULE = "-" * 78
 
 
-def start(session: Session, facts: Mapping[str, str], n_edges: int) -> str:
-    """Return the start block: all that decides the numbers of the run.
-
-    Args:
-        session: Has taken over its first list.
-        facts: What LAMMPS knows.
-        n_edges: Of the list.
-    """
+def start(session: Session, facts: Mapping[str, str]) -> str:
+    """Return the start block: all that decides the numbers of the run."""
     place = session.evaluator.placement
     lines = [
         ("model", f"{session.path} ({session.spec.architecture})"),
         ("SHA-256", session.sha256),
         ("head", f"{session.head} (of: {', '.join(session.spec.heads)})"),
         *_types(session),
+        *_ranks(facts.get("ranks", "").splitlines()),
         ("device", place.device_name),
         ("precision", f"{place.precision} ({place.precision_reason})"),
         ("threads", str(place.threads)),
         ("neighbor list", facts["list"]),
-        ("graph", f"{facts['atoms']} atoms, {n_edges} edges, skin included"),
+        ("graph", f"{facts['atoms']} atoms, {facts['edges']} edges, skin included"),
         ("r_max", f"{session.r_max:g} Å"),
         ("skin", f"{facts['skin']} Å, ghost cutoff {facts['ghost_cutoff']} Å"),
         *session.evaluator.describe(),
@@ -44,7 +40,20 @@ def start(session: Session, facts: Mapping[str, str], n_edges: int) -> str:
         ("", f"{session.backend_version}, Python {platform.python_version()}"),
     ]
     body = "\n".join(f"  {name:<14} {text}" for name, text in lines)
-    return f"{RULE}\npair_style mace/stream\n{body}\n{RULE}\n"
+    warning = session.launch.warning()
+    after = f"WARNING: Pair style mace/stream: {warning}\n" if warning else ""
+    return f"{RULE}\npair_style mace/stream\n{body}\n{RULE}\n{after}"
+
+
+def _ranks(places: Sequence[str]) -> list[tuple[str, str]]:
+    """One line for every run of ranks that are placed alike."""
+    lines, first = [], 0
+    for place, alike in groupby(places):
+        last = first + len(list(alike)) - 1
+        name = f"rank {first}" if first == last else f"ranks {first}-{last}"
+        lines.append((name, place))
+        first = last + 1
+    return lines
 
 
 def _types(session: Session) -> list[tuple[str, str]]:
@@ -62,50 +71,80 @@ def _type_text(session: Session, species: int) -> str:
     return f"{symbol}, element {species} of the model, E0 {session.energies[species]:.6f} eV"
 
 
-def end(timings: Mapping[str, float], statistics: Mapping[str, float]) -> str:
-    """Return the table of a run: where the time of the style went, per evaluation."""
-    steps, atoms = timings["evaluations"], max(timings["atoms"], 1)
-    names = {
-        "arrange_s": "arrangement",
-        "model_s": "model",
-        "forward_s": "model forward",
-        "vjp_s": "model VJP",
-    }
-    inner = {names[key]: statistics[key] for key in names if key in statistics}
-    parts = {
-        "list": timings["flatten_s"],
-        "bridge": timings["evaluate_s"] - sum(inner.values()),
-        **inner,
-        "scatter": timings["scatter_s"],
-    }
-    total = sum(parts.values())
+def end(total: Mapping[str, float], most: Mapping[str, float], n_ranks: int) -> str:
+    """Return the table of a run: where the time of the style went, per evaluation.
+
+    Args:
+        total: Timings and statistics, summed over ranks.
+        most: The largest of any rank.
+        n_ranks: How many there are.
+    """
+    steps, atoms = most["evaluations"], max(total["atoms"], 1)
+    parts = {name: seconds / n_ranks for name, seconds in _parts(total, n_ranks).items()}
+    whole = sum(parts.values())
     rows = [
-        f"  {name:<14} {1e3 * seconds / steps:12.3f} {100 * seconds / total:8.1f} %"
+        f"  {name:<14} {1e3 * seconds / steps:12.3f} {100 * seconds / whole:8.1f} %"
         for name, seconds in parts.items()
     ]
     lines = [
         RULE,
-        f"pair_style mace/stream: {steps:.0f} evaluations, {timings['rebuilds']:.0f} new lists",
+        f"pair_style mace/stream: {steps:.0f} evaluations, {most['rebuilds']:.0f} new lists",
         f"  {'part':<14} {'ms per step':>12} {'share':>10}",
         *rows,
-        f"  {'total':<14} {1e3 * total / steps:12.3f}",
-        f"  {1e6 * total / steps / atoms:.2f} µs per atom and step",
-        f"  {statistics['edges'] / steps / atoms:.1f} edges per atom within r_max",
-        f"  {_memory(statistics)}",
-        *_captures(statistics),
+        f"  {'total':<14} {1e3 * whole / steps:12.3f}",
+        f"  {1e6 * whole / steps / atoms:.2f} µs per atom and step",
+        f"  {total['edges'] / steps / atoms:.1f} edges per atom within r_max",
+        *_balance(total, most, n_ranks),
+        f"  {_memory(most)}",
+        *_captures(most),
         RULE,
         "",
     ]
     return "\n".join(lines)
 
 
-def _captures(statistics: Mapping[str, float]) -> list[str]:
-    count = statistics.get("captures", 0)
+def _parts(total: Mapping[str, float], n_ranks: int) -> dict[str, float]:
+    """Seconds of every part, summed over ranks."""
+    names = {
+        "arrange_s": "arrangement",
+        "model_s": "model",
+        "forward_s": "model forward",
+        "vjp_s": "model VJP",
+    }
+    inner = {names[key]: total[key] for key in names if key in total}
+    if n_ranks > 1:  # messages come in the middle of the model
+        model = sum(seconds for name, seconds in inner.items() if name != "arrangement")
+        inner = {name: seconds for name, seconds in inner.items() if name == "arrangement"}
+        inner |= {"model": model - total["messages_s"], "exchange": total["exchange_s"]}
+    return {
+        "list": total["flatten_s"],
+        "bridge": total["evaluate_s"] - sum(inner.values()),
+        **inner,
+        "scatter": total["scatter_s"],
+    }
+
+
+def _balance(total: Mapping[str, float], most: Mapping[str, float], n_ranks: int) -> list[str]:
+    if n_ranks == 1:
+        return []
+    mean, largest = total["own_s"] / n_ranks, most["own_s"]
+    return [
+        f"  {n_ranks} ranks, mean of all above; without exchange the slowest takes "
+        f"{100 * (largest / mean - 1):.1f} % more than the mean"
+    ]
+
+
+def _captures(most: Mapping[str, float]) -> list[str]:
+    count = most.get("captures", 0)
     return [f"  CUDA graphs captured so far: {count:.0f}"] if count else []
 
 
-def _memory(statistics: Mapping[str, float]) -> str:
-    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    text = f"peak memory {resident:.0f} MiB"
-    device = statistics["device_peak_bytes"]
+def _memory(most: Mapping[str, float]) -> str:
+    text = f"peak memory {most['resident_bytes'] / 2**20:.0f} MiB"
+    device = most["device_peak_bytes"]
     return f"{text}, device {device / 2**20:.0f} MiB" if device else text
+
+
+def resident_bytes() -> int:
+    """Return the largest memory that this process has held."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -149,18 +150,37 @@ class Session:
         check_finite(result, self._ids)
         return result
 
-    def start_report(self, facts: Mapping[str, str], positions: np.ndarray) -> str:
-        """Return the block that the pair style prints before the first step.
+    def take_list(self, positions: np.ndarray) -> int:
+        """Take over a new list before its first evaluation, at these positions.
+
+        Returns:
+            Number of pairs of the list, each counted from both sides.
+        """
+        return self.evaluator.take_list(positions)
+
+    @property
+    def placement(self) -> str:
+        """Host, device and threads of this rank."""
+        place = self.evaluator.placement
+        return f"{socket.gethostname()}: {place.device_name}, threads: {place.threads}"
+
+    def take_statistics(self) -> dict[str, float]:
+        """Return seconds of the parts of evaluations and other measurements since the last call."""
+        return self.evaluator.take_statistics() | {"resident_bytes": report.resident_bytes()}
+
+    def start_report(self, facts: Mapping[str, str]) -> str:
+        """Return the block that the pair style prints before the first step."""
+        return report.start(self, facts)
+
+    def end_report(self, total: Mapping[str, float], most: Mapping[str, float], ranks: int) -> str:
+        """Return the table that the pair style prints after a run.
 
         Args:
-            facts: What LAMMPS knows.
-            positions: As in :meth:`evaluate`.
+            total: Timings and statistics, summed over ranks.
+            most: The largest of any rank.
+            ranks: How many there are.
         """
-        return report.start(self, facts, self.evaluator.take_list(positions))
-
-    def end_report(self, timings: Mapping[str, float]) -> str:
-        """Return the table that the pair style prints after a run, and start the timers anew."""
-        return report.end(timings, self.evaluator.take_statistics())
+        return report.end(total, most, ranks)
 
 
 def choose_head(spec: ModelSpec, name: str) -> str:

@@ -105,7 +105,6 @@ class TorchEvaluator:
             result = reduce_edges(edges, edge_grad, energies, n_senders, node_energy, node_virial)
             self._statistics["forward_s"] += forward_s
             self._statistics["vjp_s"] += perf_counter() - start - forward_s
-            self._statistics["exchange_s"] += self._ranks.take_seconds() if self._ranks else 0.0
             self._statistics["edges"] += len(edges.sender)
         return result
 
@@ -190,5 +189,4 @@ def reduce_edges(
 
 
 def _no_statistics() -> dict[str, float]:
-    seconds = {"forward_s": 0.0, "vjp_s": 0.0, "exchange_s": 0.0}
-    return seconds | {"edges": 0, "device_peak_bytes": 0}
+    return {"forward_s": 0.0, "vjp_s": 0.0, "edges": 0, "device_peak_bytes": 0}

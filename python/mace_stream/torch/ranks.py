@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import accumulate, pairwise
-from time import perf_counter
 
 import torch
 from torch import Tensor
@@ -32,7 +31,6 @@ class RankRows:
         """Rows of ``sent`` that go to each peer; no node is twice in one of them."""
         self.n_received = halo.n_received
         self._copies = _Copies(device) if device.type == "cuda" else None
-        self._seconds = 0.0
 
     def forward(self, rows: Tensor) -> Tensor:
         """Send the rows of ``sent`` nodes [n_sent, width]; return those of other ranks' nodes."""
@@ -62,21 +60,12 @@ class RankRows:
         if self._copies is not None:
             self._copies.wait()
             self._begin()
-        begin = perf_counter()
         self._halo.finish()
-        self._seconds += perf_counter() - begin
         return self._in if self._copies is None else self._copies.to_device(self._in)
 
-    def take_seconds(self) -> float:
-        """Return the time spent with messages since the last call."""
-        taken, self._seconds = self._seconds, 0.0
-        return taken
-
     def _begin(self) -> None:
-        begin = perf_counter()
         out, into = self._out.data_ptr(), self._in.data_ptr()
         self._halo.start(out, into, self._row_bytes, self._home)
-        self._seconds += perf_counter() - begin
 
 
 class _Copies:

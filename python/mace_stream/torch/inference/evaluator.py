@@ -168,10 +168,8 @@ class InferenceEvaluator:
             self._upload_positions(positions)
             self._run(self._pipeline.stages())
             result = self._results(node_energy, node_virial)
-            exchange_s = self._ranks.take_seconds() if self._ranks else 0.0
             self._statistics["arrange_s"] += listed - start
-            self._statistics["exchange_s"] += exchange_s
-            self._statistics["model_s"] += perf_counter() - listed - exchange_s
+            self._statistics["model_s"] += perf_counter() - listed
             self._statistics["evaluations"] += 1
         return result
 
@@ -306,5 +304,4 @@ def _layer_text(plan: ConvPlan | None) -> str:
 
 
 def _no_statistics() -> dict[str, float]:
-    seconds = {"arrange_s": 0.0, "model_s": 0.0, "exchange_s": 0.0}
-    return seconds | {"evaluations": 0, "edges": 0, "device_peak_bytes": 0}
+    return {"arrange_s": 0.0, "model_s": 0.0, "evaluations": 0, "edges": 0, "device_peak_bytes": 0}
