@@ -237,6 +237,15 @@ def test_a_small_planted_error_is_called_wrong(settings, error):
 
 
 @lammps
+@pytest.mark.mpi
+@pytest.mark.slow
+def test_ranks_are_counted_and_give_the_same(settings):
+    (result,) = md.run([384], {}, ["double"], replace(settings, ranks=2))
+    assert result.status == "ok"
+    assert result.row.ranks == 2
+
+
+@lammps
 @pytest.mark.slow
 def test_without_mace_torch_the_exact_path_is_the_reference(settings):
     alone = replace(settings, models=replace(settings.models, source=None))
