@@ -13,7 +13,7 @@ from mace_stream.evaluation import Evaluation
 from mace_stream.halo import Halo
 from mace_stream.spec import ModelSpec
 from mace_stream.torch.model import MACE
-from mace_stream.torch.placement import Placement, borrowed_threads, one_order
+from mace_stream.torch.placement import Placement, one_order
 from mace_stream.torch.ranks import GhostFeatures, RankRows
 
 
@@ -98,7 +98,7 @@ class TorchEvaluator:
 
     def evaluate(self, positions: np.ndarray, node_energy: bool, node_virial: bool) -> Evaluation:
         """Evaluate at ``positions`` [n_atoms, 3]. Synchronizes with the device at the end."""
-        with borrowed_threads(self.placement.threads), one_order(self.deterministic):
+        with self.placement.claimed(), one_order(self.deterministic):
             start = perf_counter()
             edges, edge_grad, energies, forward_s = self._differentiate(positions)
             n_senders = len(self.species)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -53,6 +53,14 @@ class Placement:
         if self.device.type != "cuda":
             return "cpu"
         return f"{torch.cuda.get_device_name(self.device)} ({self.device})"
+
+    @contextmanager
+    def claimed(self) -> Iterator[None]:
+        """Make the device the current one and set the number of threads, and undo both."""
+        on_gpu = self.device.type == "cuda"
+        device = torch.cuda.device(self.device) if on_gpu else nullcontext()
+        with borrowed_threads(self.threads), device:
+            yield
 
     def synchronize(self) -> None:
         """Wait for the device."""

@@ -45,8 +45,8 @@ class RankRows:
     def start(self, rows: Tensor, *, home: bool) -> None:
         """Begin an exchange of contiguous ``rows``, which stay as they are until its end."""
         n_in = len(self.sent) if home else self.n_received
-        self._in = rows.new_empty(
-            n_in, rows.shape[1], device="cpu", pin_memory=self._copies is not None
+        self._in = torch.empty(
+            n_in, rows.shape[1], dtype=rows.dtype, pin_memory=self._copies is not None
         )
         self._row_bytes, self._home = rows.shape[1] * rows.element_size(), home
         if self._copies is None:
@@ -78,7 +78,7 @@ class _Copies:
 
     def to_host(self, rows: Tensor) -> Tensor:
         """Begin a copy, which is there after :meth:`wait`."""
-        host = torch.empty_like(rows, device="cpu", pin_memory=True)
+        host = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True)
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             host.copy_(rows, non_blocking=True)

@@ -23,7 +23,7 @@ from mace_stream.torch.inference.model import prepare
 from mace_stream.torch.inference.ordered import OrderedPasses
 from mace_stream.torch.inference.pipeline import Pipeline
 from mace_stream.torch.inference.runs import GraphedRun, PlainRun
-from mace_stream.torch.placement import Placement, borrowed_threads
+from mace_stream.torch.placement import Placement
 from mace_stream.torch.ranks import RankRows
 
 SLACK = 1.05
@@ -62,7 +62,7 @@ class InferenceEvaluator:
     ) -> None:
         self.placement = placement
         self.device = device = placement.device
-        with borrowed_threads(placement.threads):
+        with placement.claimed():
             self.model = prepare(
                 *(spec, tensors),
                 head=head,
@@ -81,7 +81,8 @@ class InferenceEvaluator:
         self._budget = MemoryBudget(self.model.setup, self.model.layers, placement, tile)
         self.finds_pairs = device.type == "cuda"
         if self.finds_pairs:
-            self._cell_list = cell_list(device)
+            with placement.claimed():
+                self._cell_list = cell_list(device)
         self._ranks: RankRows | None = None
         self._run = GraphedRun(device) if graphs and device.type == "cuda" else PlainRun()
         self._pinned = device.type == "cuda"
@@ -149,7 +150,7 @@ class InferenceEvaluator:
         Returns:
             Number of pairs in the list, each counted from both sides.
         """
-        with borrowed_threads(self.placement.threads), self._budget.explained():
+        with self.placement.claimed(), self._budget.explained():
             if self._new_list is not None:
                 self._take_list(positions)
         return self._budget.size.n_slots
@@ -160,7 +161,7 @@ class InferenceEvaluator:
         Raises:
             TooCloseError: Two atoms are closer than the radial tables reach.
         """
-        with borrowed_threads(self.placement.threads), self._budget.explained():
+        with self.placement.claimed(), self._budget.explained():
             start = perf_counter()
             if self._new_list is not None:
                 self._take_list(positions)
