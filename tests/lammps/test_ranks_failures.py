@@ -14,7 +14,7 @@ from rank_support import Job, gap, run_jobs
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(120)]
 
 LAUNCH = ("mpiexec", "-n", "2")
-STAGES = ("_find_edges", "_forward_all", "_last_layer", "_backward_all", "_sum_up")
+STAGES = ("_find_edges", "_forward_tiles", "_last_layer", "_backward_tiles", "_sum_up")
 CALLS = (
     *("__init__", "set_halo", "set_topology", "take_list", "start_report", "evaluate"),
     "end_report",

@@ -18,8 +18,8 @@ class Tile:
     species: int
     first: int
     last: int
-    reaches_out: bool
-    """Whether they have neighbors on other ranks."""
+    is_border: bool
+    """Whether they have neighbors on other ranks, or other ranks need their features."""
 
 
 @dataclass(frozen=True)
@@ -42,15 +42,23 @@ class Topology:
         """Own nodes."""
         return len(self.indptr) - 1
 
-    def reaching_out(self) -> Tensor:
+    def reach_out(self) -> Tensor:
         """Own nodes with neighbors on other ranks, bool [n]."""
         seen = (self.sender >= self.n_receivers).cumsum(0)
         return torch.cat([seen.new_zeros(1), seen])[self.indptr].diff() > 0
 
-    def groups(self, n_classes: int) -> Tensor:
-        """Group of every own node, int64 [n]: by species and, with two classes, by reach."""
+    def groups(self, sent: Tensor | None) -> Tensor:
+        """Group of every own node, int64 [n]: its species and, on several ranks, if it is border.
+
+        Args:
+            sent: Own nodes that other ranks need, int64, or None on one rank.
+        """
         species = self.species[: self.n_receivers]
-        return species if n_classes == 1 else n_classes * species + self.reaching_out()
+        if sent is None:
+            return species
+        is_border = self.reach_out()
+        is_border[sent] = True
+        return 2 * species + is_border
 
 
 class Arrangement:
@@ -152,7 +160,7 @@ def _places(group: Tensor, starts: Tensor) -> Tensor:
 def _tiles(capacity: list[int], n_classes: int, size: int):  # noqa: ANN202  yields tiles
     start = 0
     for group, room in enumerate(capacity):
-        species, reaches_out = divmod(group, n_classes)
+        species, is_border = divmod(group, n_classes)
         for first in range(start, start + room, size):
-            yield Tile(species, first, min(first + size, start + room), bool(reaches_out))
+            yield Tile(species, first, min(first + size, start + room), bool(is_border))
         start += room

@@ -179,7 +179,7 @@ class InferenceEvaluator:
         topology, x = self._new_topology(torch.from_numpy(positions).to(self.device))
         self._new_list = None
         n_classes = 1 if self._ranks is None else 2
-        group = topology.groups(n_classes)
+        group = topology.groups(None if self._ranks is None else self._ranks.sent)
         counts = torch.bincount(group, minlength=n_classes * len(self.model.constants))
         self._capacity = grown(self._capacity, counts.tolist())
         n_senders, n_slots = len(topology.species), len(topology.sender)

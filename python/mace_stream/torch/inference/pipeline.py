@@ -6,7 +6,7 @@ layers, and their cotangents. The last layer goes forward and straight back, til
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -17,7 +17,7 @@ from mace_stream.kernels.inference import Passes, Setup
 from mace_stream.torch.inference.arrangement import Tile
 from mace_stream.torch.inference.buffers import ListBuffers, address
 from mace_stream.torch.inference.exchange import FeatureExchange
-from mace_stream.torch.inference.runs import Stage
+from mace_stream.torch.inference.runs import Stage, merged
 from mace_stream.torch.inference.weights import Block, Layer
 
 
@@ -75,7 +75,10 @@ class Pipeline:
         self.norm = [empty(n) if layer.has_density else None for layer in self.layers]
         self.dot = empty(n)
         self.kept = [
-            [empty(layer.dim_message, tile.last - tile.first, channels) for tile in self.tiles]
+            {
+                tile: empty(layer.dim_message, tile.last - tile.first, channels)
+                for tile in self.tiles
+            }
             for layer in self.layers[:-1]
         ]
         n_paths = max((plan.dim_out * plan.channels for plan in later), default=0)
@@ -88,48 +91,52 @@ class Pipeline:
     def stages(self) -> list[Stage]:
         """What turns positions in ``buffers.x`` into energies, forces and virial in ``buffers``."""
         if self.exchanges:
-            return list(self._stages_between_exchanges())
+            return merged(self._stages_between_exchanges())
         return [Stage(self._run, is_fixed=True)]
 
     def _run(self) -> None:
-        last, every = len(self.layers) - 1, range(len(self.tiles))
+        last, whole = len(self.layers) - 1, slice(0, self.buffers.n_nodes)
         self._find_edges()
         for t in range(last):
-            self._forward_all(t, every)
-        self._last_layer(every)
+            self._forward_tiles(t, self.tiles)
+            self._linear_up(t, whole)
+        self._last_layer(self.tiles)
         for t in reversed(range(last)):
-            self._backward_all(t, every)
+            self._linear_up_backward(t, whole)
+            self._backward_tiles(t, self.tiles)
         self._sum_up()
 
     def _stages_between_exchanges(self) -> Iterator[Stage]:
-        """While features travel, nodes are worked on that have all their neighbors here."""
-        last, every = len(self.layers) - 1, range(len(self.tiles))
-        border = [k for k in every if self.tiles[k].reaches_out]
-        inner = [k for k in every if not self.tiles[k].reaches_out]
-        half = len(inner) // 2
+        """While rows of the border travel, the inner nodes are worked on.
 
-        def work(*calls: partial) -> Stage:
-            return Stage(lambda: [call() for call in calls], is_fixed=True)
-
-        yield work(partial(self._find_edges), partial(self._forward_all, 0, every))
+        Inner nodes have no neighbors on other ranks and nobody else needs their features, so that
+        they neither wait for what comes nor for what is to be sent.
+        """
+        last, exchanges = len(self.layers) - 1, self.exchanges
+        border = [tile for tile in self.tiles if tile.is_border]
+        inner = [tile for tile in self.tiles if not tile.is_border]
+        half = -(-len(inner) // 2)
+        yield _work(self._find_edges, *self._forwards(0, border))
+        yield Stage(exchanges[0].send)
+        yield _work(*self._forwards(0, inner))
         for t in range(1, last):
-            yield Stage(self.exchanges[t - 1].send)
-            yield work(partial(self._forward_tiles, t, inner))
-            yield Stage(self.exchanges[t - 1].receive)
-            yield work(partial(self._forward_all, t, border))
-        yield Stage(self.exchanges[-1].send)
-        yield work(partial(self._last_layer, inner[:half]))
-        yield Stage(self.exchanges[-1].receive)
-        yield work(partial(self._last_layer, border))
-        yield Stage(self.exchanges[-1].send_home)
-        yield work(partial(self._last_layer, inner[half:]))
-        yield Stage(self.exchanges[-1].receive_home)
-        for t in reversed(range(1, last)):
-            yield work(partial(self._backward_all, t, border))
-            yield Stage(self.exchanges[t - 1].send_home)
-            yield work(partial(self._backward_tiles, t, inner))
-            yield Stage(self.exchanges[t - 1].receive_home)
-        yield work(partial(self._backward_all, 0, every), partial(self._sum_up))
+            yield _work(partial(self._forward_tiles, t, inner))
+            yield Stage(exchanges[t - 1].receive)
+            yield _work(*self._forwards(t, border))
+            yield Stage(exchanges[t].send)
+            yield _work(partial(self._linear_ups, t, inner))
+        yield _work(partial(self._last_layer, inner[:half]))
+        yield Stage(exchanges[-1].receive)
+        yield _work(partial(self._last_layer, border))
+        yield Stage(exchanges[-1].send_home)
+        yield _work(partial(self._last_layer, inner[half:]))
+        for t in reversed(range(last)):
+            yield _work(*self._backwards(t, inner))
+            yield Stage(exchanges[t].receive_home)
+            yield _work(*self._backwards(t, border))
+            if t > 0:
+                yield Stage(exchanges[t - 1].send_home)
+        yield _work(self._sum_up)
 
     def _find_edges(self) -> None:
         buffers = self.buffers
@@ -139,31 +146,29 @@ class Pipeline:
         for bar in (*self.feats_bar, *self.up_bar):
             bar.zero_()
 
-    def _forward_tiles(self, t: int, numbers: Sequence[int]) -> None:
-        for number in numbers:
-            self._forward(t, self.tiles[number], self.kept[t][number])
+    def _forwards(self, t: int, tiles: Sequence[Tile]) -> list[partial]:
+        """One layer, and what the next convolution reads of these tiles."""
+        return [partial(self._forward_tiles, t, tiles), partial(self._linear_ups, t, tiles)]
 
-    def _forward_all(self, t: int, numbers: Sequence[int]) -> None:
-        """The tiles that are left of a layer, then what the next convolution reads."""
-        self._forward_tiles(t, numbers)
-        self._linear_up(t)
+    def _backwards(self, t: int, tiles: Sequence[Tile]) -> list[partial]:
+        return [partial(self._linear_ups_back, t, tiles), partial(self._backward_tiles, t, tiles)]
 
-    def _last_layer(self, numbers: Sequence[int]) -> None:
+    def _forward_tiles(self, t: int, tiles: Sequence[Tile]) -> None:
+        for tile in tiles:
+            self._forward(t, tile, self.kept[t][tile])
+
+    def _backward_tiles(self, t: int, tiles: Sequence[Tile]) -> None:
+        for tile in tiles:
+            self._backward(t, tile, self.kept[t][tile])
+
+    def _last_layer(self, tiles: Sequence[Tile]) -> None:
+        """Forward and straight back."""
         last = len(self.layers) - 1
-        for tile in (self.tiles[number] for number in numbers):
+        for tile in tiles:
             message = _view(self._message, self.layers[last].dim_message, tile, self.setup)
             self._last[1].zero_()
             self._forward(last, tile, message)
             self._backward(last, tile, message)
-
-    def _backward_all(self, t: int, numbers: Sequence[int]) -> None:
-        """Back to the features of layer ``t``, then through its first tiles."""
-        self._linear_up_backward(t)
-        self._backward_tiles(t, numbers)
-
-    def _backward_tiles(self, t: int, numbers: Sequence[int]) -> None:
-        for number in numbers:
-            self._backward(t, self.tiles[number], self.kept[t][number])
 
     def _sum_up(self) -> None:
         buffers = self.buffers
@@ -251,15 +256,23 @@ class Pipeline:
 
     # ---- between layers ----
 
-    def _linear_up(self, t: int) -> None:
-        """Features of layer ``t`` to what the next convolution reads, for all own nodes."""
-        _linear(self.up[t][:, : self.buffers.n_nodes], self.feats[t], self.layers[t + 1].up)
+    def _linear_up(self, t: int, rows: slice) -> None:
+        """Features of layer ``t`` to what the next convolution reads, for own nodes."""
+        _linear(self.up[t][:, rows], self.feats[t][:, rows], self.layers[t + 1].up)
 
-    def _linear_up_backward(self, t: int) -> None:
-        up_bar = self.up_bar[t][:, : self.buffers.n_nodes]
+    def _linear_up_backward(self, t: int, rows: slice) -> None:
+        feats_bar, up_bar = self.feats_bar[t][:, rows], self.up_bar[t][:, rows]
         for block in self.layers[t + 1].up:
-            target, source = self.feats_bar[t][block.source], up_bar[block.target]
+            target, source = feats_bar[block.source], up_bar[block.target]
             _multiply(target, source, block.weight.T, add=True)
+
+    def _linear_ups(self, t: int, tiles: Sequence[Tile]) -> None:
+        for tile in tiles:
+            self._linear_up(t, slice(tile.first, tile.last))
+
+    def _linear_ups_back(self, t: int, tiles: Sequence[Tile]) -> None:
+        for tile in tiles:
+            self._linear_up_backward(t, slice(tile.first, tile.last))
 
     # ---- where things lie ----
 
@@ -284,6 +297,16 @@ class Pipeline:
             return self.feats[t][:, rows], self.feats_bar[t][:, rows]
         feats, bar = (_view(part, self.layers[t].dim_out, tile, self.setup) for part in self._last)
         return feats, bar
+
+
+def _work(*calls: Callable[[], None]) -> Stage:
+    """A stage that makes these calls."""
+
+    def run() -> None:
+        for call in calls:
+            call()
+
+    return Stage(run, is_fixed=True)
 
 
 def _rows(rows: Tensor, block: Block, tile: Tile, t: int) -> Tensor:

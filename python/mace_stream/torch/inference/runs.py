@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import torch
 
@@ -15,6 +16,23 @@ class Stage:
     run: Callable[[], object]
     is_fixed: bool = False
     """Whether it makes the same launches on the same addresses until arrays grow."""
+
+
+def merged(stages: Iterable[Stage]) -> list[Stage]:
+    """Join fixed stages that follow each other."""
+    return [
+        stage
+        for is_fixed, group in groupby(stages, key=lambda stage: stage.is_fixed)
+        for stage in ([_joined(list(group))] if is_fixed else group)
+    ]
+
+
+def _joined(stages: Sequence[Stage]) -> Stage:
+    def run() -> None:
+        for stage in stages:
+            stage.run()
+
+    return Stage(run, is_fixed=True)
 
 
 class PlainRun:
