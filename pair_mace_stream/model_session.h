@@ -87,6 +87,9 @@ class ModelSession {
   /// Takes over a new list, if there is one, before its first evaluation at these positions.
   /// Returns the number of its pairs, each counted from both sides.
   virtual std::int64_t take_list(const double *positions, int n_atoms) = 0;
+  /// Compares with the exact path at these positions, where the options ask for it. Returns a line
+  /// for the log, or nothing.
+  virtual std::string verify(const double *positions, int n_atoms) = 0;
   /// Device and host, in words.
   virtual std::string placement() = 0;
   /// Seconds of the parts of evaluations since the last call, and whatever else is measured.

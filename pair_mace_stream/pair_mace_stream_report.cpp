@@ -47,6 +47,9 @@ void PairMACEStream::print_start_report()
   attempt([&] { text = impl->session->start_report(facts); });
   stop_if_failed();
   if (comm->me == 0) utils::logmesg(lmp, text);
+  attempt([&] { text = impl->session->verify(n_all > 0 ? atom->x[0] : nullptr, n_all); });
+  stop_if_failed();
+  if (comm->me == 0) utils::logmesg(lmp, text);
 }
 
 /* ----------------------------------------------------------------------

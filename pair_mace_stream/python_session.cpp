@@ -200,6 +200,12 @@ class PythonSession : public ModelSession {
     });
   }
 
+  std::string verify(const double *positions, int n_atoms) override
+  {
+    return in_python(
+        [&] { return session_.attr("verify")(view(positions, {n_atoms, 3})).cast<std::string>(); });
+  }
+
   std::string placement() override
   {
     return in_python([&] { return session_.attr("placement").cast<std::string>(); });

@@ -66,3 +66,11 @@ def check_finite(result: Evaluation, ids: np.ndarray) -> None:
         raise ValueError(
             f"energy {result.energy} eV or virial is not finite, although the forces are"
         )
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an allocation has failed; torch and CUDA's driver say so in several ways."""
+    text = str(error).lower().replace("_", " ")
+    return isinstance(error, MemoryError) or (
+        "out of memory" in text or "can't allocate memory" in text
+    )

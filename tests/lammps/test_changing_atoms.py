@@ -274,6 +274,37 @@ def test_grand_canonical_moves(model, lmp, excess):
     assert numbers[-1] == 14 + inserted - deleted
 
 
+# ---- everything in turn ----
+
+
+def random_change(rng: np.random.Generator, k: int) -> str:
+    """A command that changes atoms, types or box; ``k`` counts them."""
+    kind = rng.integers(1, 5)
+    return {
+        0: f"create_atoms {kind} random 6 {k + 17} NULL overlap 1.2 maxtry 200",
+        1: f"delete_atoms random count 2 no all NULL {k + 29}",
+        2: f"set group all type/fraction {kind} 0.2 {k + 31}",
+        3: f"displace_atoms all random 0.05 0.05 0.05 {k + 37}",
+        4: "change_box all x scale 1.01 y scale 0.995 remap",
+        5: "replicate 1 1 2" if k in (7, 15) else "run 2",
+    }[int(rng.integers(0, 6))]
+
+
+@pytest.mark.parametrize("style", ["", "neighbors half", "tile 4"])
+def test_changes_of_every_sort_in_one_run(model, lmp, style):
+    """Arrays grow and shrink, species come and go, and each configuration is right."""
+    rng = np.random.default_rng(9)
+    lines = ("velocity all create 100 4711", "timestep 0.0001", "fix move all nve")
+    setup = Setup(mixed_cell(), model("plain"), style, extra=lines)
+    prepare(lmp, setup)
+    sizes = set()
+    for k in range(20):
+        lmp.command(random_change(rng, k))
+        lmp.command("run 0")
+        sizes.add(len(assert_reference(lmp, setup)))
+    assert len(sizes) > 5
+
+
 # ---- planted mistake ----
 
 

@@ -20,7 +20,7 @@ SUM = 1e-9
 ALL_KEYWORDS = " ".join(
     [
         "device cpu precision double conv standard radial exact",
-        "graphs no deterministic no tile 64 backend torch neighbors auto head Default",
+        "graphs no verify no deterministic no tile 64 backend torch neighbors auto head Default",
     ]
 )
 

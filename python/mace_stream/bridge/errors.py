@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import traceback
 
+from mace_stream.evaluation import is_out_of_memory
+
 EXPECTED = (ValueError, FileNotFoundError, NotImplementedError)
 """Raised here with a complete message; anything else is our mistake and shows its origin."""
 
@@ -16,7 +18,7 @@ def describe_error(error: BaseException) -> str:
         return "interrupted from the keyboard"
     if isinstance(error, ImportError):
         return f"{error}; check the installation with: mace-stream doctor"
-    if "out of memory" in str(error).lower() or isinstance(error, MemoryError):
+    if is_out_of_memory(error):
         return f"out of memory ({error}); use fewer atoms, precision single, or a larger machine"
     origin = "".join(traceback.format_exception(error))
     return f"unexpected {type(error).__name__}: {error}; please report this\n{origin}"

@@ -31,6 +31,7 @@ KEYWORDS = {
     "conv": Keyword(*_one_of("auto", "streaming", "standard"), "auto"),
     "radial": Keyword(*_one_of("auto", "spline", "exact"), "auto"),
     "graphs": Keyword(*_one_of("yes", "no"), "yes"),
+    "verify": Keyword(*_one_of("yes", "no"), "no"),
     "deterministic": Keyword(*_one_of("yes", "no"), "no"),
     "tile": Keyword("auto or a number of atoms", lambda v: bool(_TILE.fullmatch(v)), "auto"),
     "backend": Keyword(*_one_of("torch"), "torch"),

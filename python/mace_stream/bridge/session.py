@@ -13,6 +13,7 @@ from mace_stream.bridge import report
 from mace_stream.bridge.elements import map_types
 from mace_stream.bridge.launch import Launch
 from mace_stream.bridge.linking import own_symbols_first
+from mace_stream.bridge.verify import nodes_of_atoms, verify
 from mace_stream.evaluation import Evaluation, TooCloseError, check_array, check_finite
 from mace_stream.halo import Halo
 from mace_stream.spec import ModelSpec
@@ -53,6 +54,7 @@ class Session:
         self.type_species, self.type_masses = map_types(self.spec.elements, symbols)
         self.r_max = self.spec.r_max
         self._ids = np.zeros(0, dtype=np.int64)
+        self._verifies = options["verify"] == "yes"
         self.energies = tensors["atomic_energies"][self.spec.heads.index(self.head)]
         self.launch = Launch.find(counted or {})
         self.evaluator = choose_evaluator(
@@ -70,6 +72,10 @@ class Session:
 
     def set_halo(self, halo: Halo) -> None:
         """Take over the nodes that ranks share; before each new list on several ranks."""
+        if self._verifies:
+            raise ValueError(
+                "verify yes works on one MPI rank; use it there, with run 0, and leave it out here"
+            )
         self.evaluator.set_halo(halo)
 
     def set_topology(
@@ -156,7 +162,40 @@ class Session:
         Returns:
             Number of pairs of the list, each counted from both sides.
         """
+        if self._verifies:
+            self._pairs = self.evaluator.pairs(positions)
         return self.evaluator.take_list(positions)
+
+    def verify(self, positions: np.ndarray) -> str:
+        """Compare with the exact path, where ``verify yes`` asks for it, after :meth:`take_list`.
+
+        Returns:
+            A line for the log, or nothing.
+
+        Raises:
+            ValueError: A difference is above its bound.
+        """
+        if not self._verifies:
+            return ""
+        try:
+            return self._verify(positions)
+        finally:
+            self.evaluator.placement.forget_peak()
+
+    def _verify(self, positions: np.ndarray) -> str:
+        from mace_stream.torch.evaluators import exact_evaluator
+
+        placement = self.evaluator.placement
+        exact = exact_evaluator(self.spec, io.load(self.path)[1], self.head, placement)
+        pairs, self._pairs = self._pairs, ()
+        exact.set_topology(*pairs)
+        return verify(
+            lambda x: self.evaluate(x, False, False),
+            lambda x: exact.evaluate(x, False, False),
+            positions,
+            nodes_of_atoms(len(positions), *pairs[:4]),
+            placement.precision,
+        )
 
     @property
     def placement(self) -> str:

@@ -92,6 +92,11 @@ class TorchEvaluator:
         self.sender_atom = self._upload(sender_atom)
         self.species = self._upload(species)
 
+    def pairs(self, positions: np.ndarray) -> tuple[np.ndarray, ...]:
+        """Return the list as :meth:`set_topology` takes it."""
+        arrays = self.indptr, self.sender, self.receiver_atom, self.sender_atom, self.species
+        return tuple(array.cpu().numpy() for array in arrays)
+
     def take_list(self, positions: np.ndarray) -> int:
         """Return the number of pairs in the list, each counted from both sides."""
         return len(self.sender)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -71,6 +72,14 @@ def choose_evaluator(
         reason=reason,
         deterministic=deterministic,
     )
+
+
+def exact_evaluator(
+    spec: ModelSpec, tensors: Mapping[str, np.ndarray], head: str, placement: Placement
+) -> TorchEvaluator:
+    """Return the exact path in double precision on the same device, to compare with."""
+    double = replace(placement, precision="double")
+    return TorchEvaluator(spec, tensors, head=head, placement=double, conv="auto")
 
 
 def check_deterministic(options: Mapping[str, str], placement: Placement) -> None:

@@ -67,6 +67,12 @@ class Placement:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
+    def forget_peak(self) -> None:
+        """Give memory back that is not used any more, and measure the largest anew."""
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(self.device)
+
     def peak_bytes(self) -> int:
         """Largest memory of the device that torch has held."""
         on_gpu = self.device.type == "cuda"

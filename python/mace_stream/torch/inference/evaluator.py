@@ -144,6 +144,16 @@ class InferenceEvaluator:
         counts = torch.bincount(self._species[:n_nodes], minlength=len(self.model.constants))
         self._n_species = counts.cpu().numpy()
 
+    def pairs(self, positions: np.ndarray) -> tuple[np.ndarray, ...]:
+        """Return a list not yet taken over as :meth:`set_topology` takes it."""
+        topology = self._new_list
+        if isinstance(topology, Atoms):
+            x = torch.from_numpy(positions).to(self.device)
+            topology = find_topology(topology, x, self._cell_list)
+        present = torch.argsort(self._species_of, stable=True)[-len(self.model.constants) :]
+        arrays = topology.indptr, topology.sender, topology.receiver_atom, topology.sender_atom
+        return tuple(array.cpu().numpy() for array in (*arrays, present[topology.species]))
+
     def take_list(self, positions: np.ndarray) -> int:
         """Take over a new list, if there is one, before its first evaluation at ``positions``.
 

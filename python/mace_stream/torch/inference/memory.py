@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from mace_stream.evaluation import is_out_of_memory
 from mace_stream.kernels.inference import Setup
 from mace_stream.torch.inference.arrangement import Tile, padded
 from mace_stream.torch.inference.buffers import ListBuffers
@@ -210,11 +211,3 @@ def available_bytes(device: torch.device) -> int:
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     text = Path("/proc/meminfo").read_text(encoding="ascii")
     return 1024 * int(re.search(r"^MemAvailable: +(\d+) kB$", text, re.MULTILINE).group(1))
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an allocation has failed; torch and CUDA's driver say so in several ways."""
-    text = str(error).lower().replace("_", " ")
-    return isinstance(error, MemoryError) or (
-        "out of memory" in text or "can't allocate memory" in text
-    )
