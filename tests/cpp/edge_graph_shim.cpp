@@ -23,7 +23,7 @@ extern "C" {
 /// empty text.
 const char* flatten(int kind, int n_rows, const int* ilist, const int* numneigh,
                     const std::int64_t* offsets, const int* neighbors, int n_local, int n_all,
-                    const int* type, const int* owner, const int* type_species) {
+                    const int* type, const int* owner, int n_remote, const int* type_species) {
   std::vector<const int*> firstneigh(n_local);
   for (int i = 0; i < n_local; i++) firstneigh[i] = neighbors + offsets[i];
   std::vector<int> species(n_all);
@@ -31,7 +31,7 @@ const char* flatten(int kind, int n_rows, const int* ilist, const int* numneigh,
   fault.clear();
   try {
     graph.build({n_rows, ilist, numneigh, firstneigh.data()}, static_cast<ListKind>(kind),
-                {n_local, n_all, species.data(), owner});
+                {n_local, n_all, species.data(), owner, n_remote});
   } catch (const std::exception& e) {
     fault = e.what();
   }
@@ -39,6 +39,7 @@ const char* flatten(int kind, int n_rows, const int* ilist, const int* numneigh,
 }
 
 int count_nodes() { return graph.n_nodes(); }
+int count_senders() { return graph.n_senders(); }
 std::int64_t count_edges() { return graph.n_edges(); }
 int offset_bytes() { return sizeof(decltype(graph.indptr)::value_type); }
 

@@ -32,6 +32,7 @@ class Atoms:
     kind: np.ndarray  # [n_all], 1-based
     n_local: int
     type_species: tuple[int, ...] = (-1, 0, 1)  # [0] unused
+    n_remote: int = 0  # owners of other ranks, which follow the local ones
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,8 @@ class Graph:
         """Multiset of (receiver's owner, sender's owner, edge vector)."""
         receiver = np.repeat(self.node_atom, np.diff(self.indptr))
         vec = atoms.positions[self.receiver_atom] - atoms.positions[self.sender_atom]
-        sender = self.node_atom[self.sender]
+        owners = [*self.node_atom, *range(atoms.n_local, atoms.n_local + atoms.n_remote)]
+        sender = np.array(owners, dtype=int)[self.sender]
         return edge_counter(receiver, sender, vec)
 
 
@@ -151,7 +153,9 @@ def flatten(library: ctypes.CDLL, kind: int, rows: Rows, atoms: Atoms) -> Graph:
     counts = np.array([len(row) for row in rows.neighbors], dtype=np.int32)
     offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
     flat = np.concatenate([*rows.neighbors, np.zeros(1, np.int32)]).astype(np.int32)
-    types, owner = atoms.kind.astype(np.int32), atoms.owner.astype(np.int32)
+    types = atoms.kind.astype(np.int32)
+    other = atoms.owner >= atoms.n_local
+    owner = np.where(other, ~(atoms.owner - atoms.n_local), atoms.owner).astype(np.int32)
     species = np.array(atoms.type_species, dtype=np.int32)
     fault = library.flatten(
         kind,
@@ -159,12 +163,15 @@ def flatten(library: ctypes.CDLL, kind: int, rows: Rows, atoms: Atoms) -> Graph:
         *map(pointer, (rows.ilist, counts, offsets, flat)),
         atoms.n_local,
         len(owner),
-        *map(pointer, (types, owner, species)),
+        *map(pointer, (types, owner)),
+        atoms.n_remote,
+        pointer(species),
     )
     if fault:
         raise RuntimeError(fault.decode())
     nodes, edges = library.count_nodes(), library.count_edges()
-    int32 = [np.empty(n, np.int32) for n in (nodes, nodes, edges, edges, edges)]
+    lengths = (nodes, library.count_senders(), edges, edges, edges)
+    int32 = [np.empty(n, np.int32) for n in lengths]
     indptr = np.full(nodes + 1, -1, np.int64)
     library.copy_nodes(pointer(indptr), *map(pointer, int32[:2]))
     library.copy_edges(*map(pointer, int32[2:]))
@@ -227,6 +234,20 @@ def test_one_atom_with_many_images_of_itself(library, kind):
     graph = flatten(library, kind, make_list(atoms, kind, 12), atoms)
     assert set(graph.sender) == {0}
     assert graph.edges(atoms) == expected_edges(atoms, np.ones(len(atoms.owner), dtype=bool))
+
+
+@pytest.mark.parametrize("kind", [FULL, HALF_NEWTON_OFF])
+@pytest.mark.parametrize("n_mine", [0, 1, 5])
+def test_atoms_of_other_ranks_are_senders_only(library, kind, n_mine):
+    everyone = make_atoms(9, seed=23)
+    mine = replace(everyone, n_local=n_mine, n_remote=9 - n_mine)
+    graph = flatten(library, kind, make_list(mine, kind, 24), mine)
+    expected = expected_edges(everyone, np.ones(len(everyone.owner), dtype=bool))
+    assert graph.edges(mine) == Counter({e: n for e, n in expected.items() if e[0] < n_mine})
+    species = np.array(mine.type_species)[mine.kind]
+    assert len(graph.node_atom) == n_mine
+    np.testing.assert_array_equal(graph.species[:n_mine], species[graph.node_atom])
+    np.testing.assert_array_equal(graph.species[n_mine:], species[n_mine:9])
 
 
 def test_edges_of_a_full_list_keep_its_order(library):

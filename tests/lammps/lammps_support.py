@@ -258,12 +258,16 @@ def run_program(
 
 
 def run_lmp(
-    folder: Path, launch: Sequence[str] = (), program: str = "lmp", **environment: str
+    folder: Path,
+    launch: Sequence[str] = (),
+    program: str = "lmp",
+    arguments: Sequence[str] = (),
+    **environment: str,
 ) -> subprocess.CompletedProcess:
     """Run ``lmp -in in.test`` in ``folder``; output and errors are joined in ``stdout``."""
     inherited = {k: v for k, v in os.environ.items() if k != "LAMMPS_PLUGIN_PATH"}
     return subprocess.run(
-        [*launch, program, "-in", "in.test", "-nocite"],
+        [*launch, program, "-in", "in.test", "-nocite", *arguments],
         cwd=folder,
         env={**inherited, "OMP_NUM_THREADS": "1", **environment},
         stdout=subprocess.PIPE,
