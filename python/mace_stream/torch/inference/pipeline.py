@@ -116,27 +116,27 @@ class Pipeline:
         border = [tile for tile in self.tiles if tile.is_border]
         inner = [tile for tile in self.tiles if not tile.is_border]
         half = -(-len(inner) // 2)
-        yield _work(self._find_edges, *self._forwards(0, border))
+        yield from _work(self._find_edges, *self._forwards(0, border))
         yield Stage(exchanges[0].send)
-        yield _work(*self._forwards(0, inner))
+        yield from _work(*self._forwards(0, inner))
         for t in range(1, last):
-            yield _work(partial(self._forward_tiles, t, inner))
+            yield from _work(*_over(self._forward_tiles, t, inner))
             yield Stage(exchanges[t - 1].receive)
-            yield _work(*self._forwards(t, border))
+            yield from _work(*self._forwards(t, border))
             yield Stage(exchanges[t].send)
-            yield _work(partial(self._linear_ups, t, inner))
-        yield _work(partial(self._last_layer, inner[:half]))
+            yield from _work(*_over(self._linear_ups, t, inner))
+        yield from _work(*_over(self._last_layer, inner[:half]))
         yield Stage(exchanges[-1].receive)
-        yield _work(partial(self._last_layer, border))
+        yield from _work(*_over(self._last_layer, border))
         yield Stage(exchanges[-1].send_home)
-        yield _work(partial(self._last_layer, inner[half:]))
+        yield from _work(*_over(self._last_layer, inner[half:]))
         for t in reversed(range(last)):
-            yield _work(*self._backwards(t, inner))
+            yield from _work(*self._backwards(t, inner))
             yield Stage(exchanges[t].receive_home)
-            yield _work(*self._backwards(t, border))
+            yield from _work(*self._backwards(t, border))
             if t > 0:
                 yield Stage(exchanges[t - 1].send_home)
-        yield _work(self._sum_up)
+        yield from _work(self._sum_up)
 
     def _find_edges(self) -> None:
         buffers = self.buffers
@@ -148,10 +148,10 @@ class Pipeline:
 
     def _forwards(self, t: int, tiles: Sequence[Tile]) -> list[partial]:
         """One layer, and what the next convolution reads of these tiles."""
-        return [partial(self._forward_tiles, t, tiles), partial(self._linear_ups, t, tiles)]
+        return _over(self._forward_tiles, t, tiles) + _over(self._linear_ups, t, tiles)
 
     def _backwards(self, t: int, tiles: Sequence[Tile]) -> list[partial]:
-        return [partial(self._linear_ups_back, t, tiles), partial(self._backward_tiles, t, tiles)]
+        return _over(self._linear_ups_back, t, tiles) + _over(self._backward_tiles, t, tiles)
 
     def _forward_tiles(self, t: int, tiles: Sequence[Tile]) -> None:
         for tile in tiles:
@@ -299,14 +299,19 @@ class Pipeline:
         return feats, bar
 
 
-def _work(*calls: Callable[[], None]) -> Stage:
-    """A stage that makes these calls."""
+def _over(method: Callable, *arguments: object) -> list[partial]:
+    """The call of a method whose last argument are tiles; nothing where there are none."""
+    return [partial(method, *arguments)] if arguments[-1] else []
+
+
+def _work(*calls: Callable[[], None]) -> list[Stage]:
+    """A stage that makes these calls, if there are any: a CUDA graph must not be empty."""
 
     def run() -> None:
         for call in calls:
             call()
 
-    return Stage(run, is_fixed=True)
+    return [Stage(run, is_fixed=True)] if calls else []
 
 
 def _rows(rows: Tensor, block: Block, tile: Tile, t: int) -> Tensor:
