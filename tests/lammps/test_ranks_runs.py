@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
-from lammps_cells import hcp
+from lammps_cells import hcp, mixed_cell
 from lammps_models import mace_torch
-from lammps_support import Setup
+from lammps_support import Setup, run_program
 from rank_support import Job, gap, run_jobs
 
 from mace_stream.testing import EXACT
@@ -90,6 +92,29 @@ def test_a_run_on_two_ranks_ends_where_mace_torch_says(model, two_ranks):
     truth = mace_torch(setup.model, atoms)
     assert abs(two_ranks["nve"]["energy"] - truth.energy) / len(atoms) < EXACT.energy
     np.testing.assert_allclose(two_ranks["nve"]["forces"], truth.forces, rtol=0, atol=EXACT.force)
+
+
+SWAP = "fix change all atom/swap 1 5 4711 30000 types 1 4 ke no"
+GCMC = "fix change all gcmc 1 10 5 1 29494 3000.0 -5.0 0.1 full_energy overlap_cutoff 1.2"
+
+
+@pytest.mark.parametrize("fix", [SWAP, GCMC], ids=["swap", "gcmc"])
+def test_changed_atoms_are_noticed_on_every_rank(model, tmp_path, fix):
+    """Types change without a new list; atoms come and go. A fresh start gives the same energy."""
+    setup = Setup(mixed_cell().repeat((2, 2, 1)), model("plain"))
+    lines = [
+        "neigh_modify every 100 delay 0 check no",
+        fix,
+        "thermo_style custom step atoms pe",
+        "thermo_modify format float %.9f",
+        "run 2",
+        "unfix change",
+        "run 0",
+    ]
+    done = run_program(setup, tmp_path, *lines, launch=("mpiexec", "-n", "2"))
+    rows = re.findall(r"^ +([02]) +(\d+) +(-\d+\.\d+)\s*$", done.stdout, re.MULTILINE)
+    assert [row[0] for row in rows] == ["0", "2", "2"]
+    assert rows[0][1:] != rows[1][1:] == rows[2][1:]
 
 
 def test_restart_of_two_ranks_on_one(model, folder, two_ranks):
