@@ -78,7 +78,9 @@ def test_the_log_tells_memory_and_the_largest_system(model, tmp_path, sessions):
     assert total == pytest.approx(told.linear / 64 / 1000, abs=0.06)
     assert edges == pytest.approx(told.edges / 64 / 1000, abs=0.06)
     assert features == pytest.approx(told.features / 64 / 1000, abs=0.06)
-    assert "MiB for tiles of 128 atoms" in text
+    assert "MiB for tiles of 128 atoms, " in text
+    tables = held_bytes(vars(sessions[0].evaluator.model.tables))
+    assert f" {tables / 2**20:.0f} MiB for radial tables" in text
     fits, free = re.search(r"about ([0-9,]+) such atoms fit into the ([0-9.]+) GiB", text).groups()
     most = float(free) * 2**30 / (1000 * total)
     assert int(fits.replace(",", "")) == pytest.approx(most, rel=0.05)
@@ -117,14 +119,14 @@ def test_a_smaller_tile_is_chosen_where_the_usual_one_does_not_fit(model, lmp, s
     lmp.command("run 0")
     ready, placement = sessions[0].evaluator.model, sessions[0].evaluator.placement
     size = ListSize(20_000, 20_000, 2_000_000, 40_000)
-    budget = memory.MemoryBudget(ready.setup, ready.layers, placement, None)
+    budget = memory.MemoryBudget(ready, placement, None)
     budget.tile, budget.size = 16384, size
     needed = budget.memory()
     room = needed.total - needed.tile // 2 - 1  # half of the usual tile is a byte too large
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(memory, "available_bytes", lambda device: room)
         assert budget.choose_tile(size) == 4096
-        asked = memory.MemoryBudget(ready.setup, ready.layers, placement, 16384)
+        asked = memory.MemoryBudget(ready, placement, 16384)
         assert asked.choose_tile(size) == 16384
 
 

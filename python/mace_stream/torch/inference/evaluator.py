@@ -78,7 +78,7 @@ class InferenceEvaluator:
         self._buffers: ListBuffers | None = None
         self._capacity: list[int] = []
         self._new_list: Topology | Atoms | None = None
-        self._budget = MemoryBudget(self.model.setup, self.model.layers, placement, tile)
+        self._budget = MemoryBudget(self.model, placement, tile)
         self.finds_pairs = device.type == "cuda"
         if self.finds_pairs:
             with placement.claimed():

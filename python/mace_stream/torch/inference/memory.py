@@ -15,6 +15,7 @@ from mace_stream.evaluation import is_out_of_memory
 from mace_stream.kernels.inference import Setup
 from mace_stream.torch.inference.arrangement import Tile, padded
 from mace_stream.torch.inference.buffers import ListBuffers
+from mace_stream.torch.inference.model import PreparedModel
 from mace_stream.torch.inference.pipeline import Pipeline
 from mace_stream.torch.inference.weights import Layer
 from mace_stream.torch.placement import Placement
@@ -125,16 +126,14 @@ class MemoryBudget:
     """Chooses the tile, tells what is taken, and explains where memory runs out.
 
     Args:
-        setup: Sizes of the model.
-        layers: Its folded matrices.
+        model: With its tables.
         placement: Device and precision.
         tile: Nodes that are worked on together; None leaves it to us.
     """
 
-    def __init__(
-        self, setup: Setup, layers: Sequence[Layer], placement: Placement, tile: int | None
-    ) -> None:
-        self.setup, self.layers, self.placement = setup, layers, placement
+    def __init__(self, model: PreparedModel, placement: Placement, tile: int | None) -> None:
+        self.setup, self.layers, self.placement = model.setup, model.layers, placement
+        self.table_bytes = held_bytes(vars(model.tables))
         self.asked = tile is not None
         self.tile = padded(tile) if self.asked else TILE[placement.device.type]
         self.size: ListSize | None = None
@@ -168,7 +167,11 @@ class MemoryBudget:
                 f" {kilobytes['features']:.1f} features,"
                 f" {kilobytes['new_list']:.1f} while a list is new",
             ),
-            ("", f"{memory.tile / 2**20:.0f} MiB for tiles of {self.tile} atoms"),
+            (
+                "",
+                f"{memory.tile / 2**20:.0f} MiB for tiles of {self.tile} atoms,"
+                f" {self.table_bytes / 2**20:.0f} MiB for radial tables",
+            ),
             ("", f"about {fits:,} such atoms fit into the {room / 2**30:.1f} GiB that are free"),
         ]
 
@@ -198,6 +201,7 @@ class MemoryBudget:
             f"{self.size.n_nodes} atoms with {self.size.n_slots} neighbors take"
             f" {sum(gib.values()):.2f} GiB ({gib['edges']:.2f} edges, {gib['features']:.2f}"
             f" features, {gib['tile']:.2f} tiles, {gib['new_list']:.2f} while a list is new)"
+            f" beside {self.table_bytes / 2**30:.2f} GiB of radial tables"
         )
 
 
