@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import sqrt
 
 import torch
 from torch import Tensor
+
+SPREAD = 4
+"""Standard deviations of a number of atoms that there is room for."""
 
 NODES_PER_PACK = 4
 """A contraction takes this many nodes of one species at a time."""
@@ -130,15 +134,19 @@ class Arrangement:
 def grown(capacity: list[int], counts: list[int]) -> list[int]:
     """Return room for ``counts`` nodes of each group.
 
-    That is the room there is, where it suffices and is not far too much, else a little more than
-    asked for; at first just what is asked for.
+    That is the room there is, where it suffices and is not far too much, else as much more than
+    asked for as numbers of atoms in a region of space scatter; at first just what is asked for.
     """
     if not capacity:
         return [padded(count) for count in counts]
     return [
-        room if 0.7 * room <= count <= room or room == padded(count) else padded(count * 1.05)
+        room if 0.7 * room <= count <= room or room == padded(count) else _ample(count)
         for room, count in zip(capacity, counts, strict=True)
     ]
+
+
+def _ample(count: int) -> int:
+    return padded(count + SPREAD * sqrt(count))
 
 
 def padded(count: float) -> int:
