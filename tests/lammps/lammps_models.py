@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -99,35 +100,12 @@ def mace_torch(
         head: Index of the head.
         keep: Tells from senders and receivers [n_edges] which edges the graph keeps.
     """
-    import torch
     from ase.neighborlist import neighbor_list
 
-    twin = model.torch
-    sender, receiver, shifts = neighbor_list("ijS", atoms, float(twin.r_max))
+    sender, receiver, shifts = neighbor_list("ijS", atoms, float(model.torch.r_max))
     chosen = slice(None) if keep is None else keep(sender, receiver)
     sender, receiver, shifts = sender[chosen], receiver[chosen], shifts[chosen]
-    species = [twin.atomic_numbers.tolist().index(z) for z in atoms.numbers]
-    cell = torch.tensor(atoms.cell.array)
-    unit_shifts = torch.tensor(shifts, dtype=torch.float64).reshape(-1, 3)
-    graph = {
-        "positions": torch.tensor(atoms.positions),
-        "node_attrs": torch.eye(len(twin.atomic_numbers), dtype=torch.float64)[species],
-        "edge_index": torch.tensor(np.array([sender, receiver])),
-        "unit_shifts": unit_shifts,
-        "shifts": unit_shifts @ cell,
-        "cell": cell,
-        "batch": torch.zeros(len(atoms), dtype=torch.int64),
-        "ptr": torch.tensor([0, len(atoms)]),
-        "head": torch.tensor([head]),
-    }
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        wanted = ("compute_force", "compute_virials", "compute_edge_forces")
-        out = twin(graph, **dict.fromkeys(wanted, True))
-    finally:
-        torch.set_default_dtype(before)
-    arrays = {k: v.detach().numpy() for k, v in out.items() if isinstance(v, torch.Tensor)}
+    arrays = _call(model.torch, atoms, (sender, receiver, shifts), head)
     vec = atoms.positions[receiver] - atoms.positions[sender] + shifts @ atoms.cell.array
     products = -vec[:, :, None] * arrays["edge_forces"][:, None, :]  # these are +dE/d(edge_vec)
     sent, received = np.zeros((2, len(atoms), 3, 3))
@@ -142,6 +120,46 @@ def mace_torch(
         node_virial=components((sent + received) / 2)[:, :6],
         centroid_virial=components(sent),
     )
+
+
+def single_forces(model: Model, atoms: Atoms) -> np.ndarray:
+    """Forces of mace-torch in float32: the yardstick of our own single precision."""
+    from ase.neighborlist import neighbor_list
+
+    twin = copy.deepcopy(model.torch).float()
+    return _call(twin, atoms, neighbor_list("ijS", atoms, float(twin.r_max)))["forces"]
+
+
+def _call(
+    twin: object, atoms: Atoms, edges: tuple[np.ndarray, ...], head: int = 0
+) -> dict[str, np.ndarray]:
+    """All that mace-torch gives for these edges, in the precision of the model."""
+    import torch
+
+    sender, receiver, shifts = edges
+    dtype = twin.r_max.dtype
+    species = [twin.atomic_numbers.tolist().index(z) for z in atoms.numbers]
+    cell = torch.tensor(atoms.cell.array, dtype=dtype)
+    unit_shifts = torch.tensor(shifts, dtype=dtype).reshape(-1, 3)
+    graph = {
+        "positions": torch.tensor(atoms.positions, dtype=dtype),
+        "node_attrs": torch.eye(len(twin.atomic_numbers), dtype=dtype)[species],
+        "edge_index": torch.tensor(np.array([sender, receiver])),
+        "unit_shifts": unit_shifts,
+        "shifts": unit_shifts @ cell,
+        "cell": cell,
+        "batch": torch.zeros(len(atoms), dtype=torch.int64),
+        "ptr": torch.tensor([0, len(atoms)]),
+        "head": torch.tensor([head]),
+    }
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)  # its ZBL takes the power of an integer in the default dtype
+    try:
+        wanted = ("compute_force", "compute_virials", "compute_edge_forces")
+        out = twin(graph, **dict.fromkeys(wanted, True))
+    finally:
+        torch.set_default_dtype(before)
+    return {k: v.detach().numpy() for k, v in out.items() if isinstance(v, torch.Tensor)}
 
 
 def components(tensors: np.ndarray) -> np.ndarray:

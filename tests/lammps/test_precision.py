@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from lammps_cells import mixed_cell
-from lammps_models import mace_torch
+from lammps_cells import hcp, mixed_cell, triclinic_cell
+from lammps_models import mace_torch, single_forces
 from lammps_support import SAME, Setup, assert_reference, evaluate, prepare
 
 from mace_stream import io
@@ -30,6 +30,31 @@ def test_single_precision(model, kind):
     scale = np.abs(truth.virial).max()
     assert np.abs(result.virial - truth.virial).max() / scale < 1e-3
     assert np.abs(result.forces - truth.forces).max() > 1e-9, "this should not be double precision"
+
+
+YARDSTICK = {
+    "plain": mixed_cell,
+    "zbl": mixed_cell,
+    "three_layers": triclinic_cell,
+    "one_layer": mixed_cell,
+    "ti": lambda: hcp((3, 3, 2), rattle=0.1),
+}
+
+
+@pytest.mark.parametrize("radial", ["spline", "exact"])
+@pytest.mark.parametrize("name", YARDSTICK)
+def test_single_precision_errs_no_more_than_mace_torch(model, name, radial):
+    """RMS error of forces, over a few structures, since a single one scatters."""
+    errors = np.zeros(2)
+    for seed in range(4):
+        atoms = YARDSTICK[name]()
+        atoms.rattle(0.03, seed=seed)
+        exact = mace_torch(model(name), atoms).forces
+        ours = evaluate(atoms, model(name), style=f"precision single radial {radial}").forces
+        theirs = single_forces(model(name), atoms)
+        errors += [np.mean((forces - exact) ** 2) for forces in (ours, theirs)]
+    print(f"{name} {radial}: RMS errors of forces {np.sqrt(errors / 4)} eV/Å, ours and theirs")
+    assert 0 < errors[0] <= errors[1]
 
 
 def test_large_isolated_energies_are_kept_in_double_precision(model, tmp_path):
