@@ -1,66 +1,60 @@
-// The symmetric contraction: polynomials of the message components of one channel, as nested sums
-// over the tree of monomials. Included by the isa_*.cpp files only.
+// The symmetric contraction: polynomials of the message components of one channel. Included by the
+// isa_*.cpp files only.
 
 namespace mace_stream {
 namespace ISA {
 
-/// One vector of channels of CONTRACT_NODES nodes of one species.
+/// One vector of channels of CONTRACT_NODES nodes of one species. A group of monomials is the
+/// product of its shared factors and the sum of coefficient * factor * factor, all degrees alike:
+/// missing factors are 1. So loops are long, and few branches are mispredicted.
 template <typename T>
 struct ContractTile {
   typedef Vec<T> Vecs[CONTRACT_NODES];
 
-  const MonomialNode* tree;
+  const Monomial* monomials;
   const Vec<T>* coefs; /* [n_monomials] */
-  const Vecs* feats;   /* [dim] */
-  Vecs* feats_bar;     /* [dim] */
+  const Vecs* feats;   /* [dim + 1], the last 1 */
+  Vecs* feats_bar;     /* [dim + 1] */
 
-  MS_INLINE void start(const MonomialNode& node, Vecs& sum) const {
-    const Vec<T> coef = node.monomial < 0 ? Vec<T>{} : coefs[node.monomial];
-    for (int j = 0; j < CONTRACT_NODES; ++j) sum[j] = coef;
+  /// out += value of the group.
+  MS_INLINE void add_value(const MonomialGroup& group, Vecs& out) const {
+    Vecs sum = {};
+    for (int32_t k = group.first; k < group.last; ++k) {
+      const Vec<T> coef = coefs[monomials[k].number];
+      const Vecs &a = feats[monomials[k].factors[0]], &b = feats[monomials[k].factors[1]];
+#pragma GCC unroll 8
+      for (int j = 0; j < CONTRACT_NODES; ++j) sum[j] += a[j] * coef * b[j];
+    }
+    const Vecs &a = feats[group.factors[0]], &b = feats[group.factors[1]];
+#pragma GCC unroll 8
+    for (int j = 0; j < CONTRACT_NODES; ++j) out[j] += a[j] * b[j] * sum[j];
   }
 
-  /// sum = coefficient + sum over children of factor * value.
-  template <int DEPTH>
-  MS_INLINE void value(const MonomialNode& node, Vecs& sum) const {
-    start(node, sum);
-    if constexpr (DEPTH > 0)
-      for (int c = node.first_child; c < node.last_child; ++c) {
-        const Vecs& feat = feats[tree[c].factor];
-        if (tree[c].first_child == tree[c].last_child) {
-          const Vec<T> coef = coefs[tree[c].monomial];
-          for (int j = 0; j < CONTRACT_NODES; ++j) sum[j] += feat[j] * coef;
-        } else {
-          Vecs inner;
-          value<DEPTH - 1>(tree[c], inner);
-          for (int j = 0; j < CONTRACT_NODES; ++j) sum[j] += feat[j] * inner[j];
-        }
+  /// feats_bar += bar * derivative of the group.
+  MS_INLINE void add_cotangents(const MonomialGroup& group, const Vecs& bar) const {
+    Vecs sum = {}, sum_bar;
+    const Vecs &shared_a = feats[group.factors[0]], &shared_b = feats[group.factors[1]];
+#pragma GCC unroll 8
+    for (int j = 0; j < CONTRACT_NODES; ++j) sum_bar[j] = bar[j] * shared_a[j] * shared_b[j];
+    for (int32_t k = group.first; k < group.last; ++k) {
+      const Vec<T> coef = coefs[monomials[k].number];
+      const Vecs &a = feats[monomials[k].factors[0]], &b = feats[monomials[k].factors[1]];
+      Vecs &a_bar = feats_bar[monomials[k].factors[0]], &b_bar = feats_bar[monomials[k].factors[1]];
+#pragma GCC unroll 8
+      for (int j = 0; j < CONTRACT_NODES; ++j) {
+        const Vec<T> own_a = a[j], own_b = b[j], term_bar = coef * sum_bar[j];
+        sum[j] += coef * own_a * own_b;
+        a_bar[j] += term_bar * own_b;
+        b_bar[j] += term_bar * own_a;
       }
-  }
-
-  /// Likewise; adds to feats_bar, given the cotangent of the node's value.
-  template <int DEPTH>
-  MS_INLINE void backward(const MonomialNode& node, const Vecs& bar, Vecs& sum) const {
-    start(node, sum);
-    if constexpr (DEPTH > 0)
-      for (int c = node.first_child; c < node.last_child; ++c) {
-        const Vecs& feat = feats[tree[c].factor];
-        Vecs& feat_bar = feats_bar[tree[c].factor];
-        if (tree[c].first_child == tree[c].last_child) {
-          const Vec<T> coef = coefs[tree[c].monomial];
-          for (int j = 0; j < CONTRACT_NODES; ++j) {
-            feat_bar[j] += bar[j] * coef;
-            sum[j] += feat[j] * coef;
-          }
-        } else {
-          Vecs inner, inner_bar;
-          for (int j = 0; j < CONTRACT_NODES; ++j) inner_bar[j] = bar[j] * feat[j];
-          backward<DEPTH - 1>(tree[c], inner_bar, inner);
-          for (int j = 0; j < CONTRACT_NODES; ++j) {
-            feat_bar[j] += bar[j] * inner[j];
-            sum[j] += feat[j] * inner[j];
-          }
-        }
-      }
+    }
+    Vecs &a_bar = feats_bar[group.factors[0]], &b_bar = feats_bar[group.factors[1]];
+#pragma GCC unroll 8
+    for (int j = 0; j < CONTRACT_NODES; ++j) {
+      const Vec<T> scaled = bar[j] * sum[j];
+      a_bar[j] += scaled * shared_b[j];
+      b_bar[j] += scaled * shared_a[j];
+    }
   }
 };
 
@@ -110,18 +104,33 @@ MS_INLINE void walk_nodes(const ContractInputs<T>& inputs, int64_t first, int64_
   }
 }
 
+/// Scratch of a thread.
+template <typename T>
+struct ContractScratch {
+  typedef typename ContractTile<T>::Vecs Vecs;
+  Vec<T>* coefs;
+  Vecs *feats, *feats_bar;
+
+  MS_INLINE ContractScratch(const ContractInputs<T>& inputs, T* scratch) {
+    coefs = reinterpret_cast<Vec<T>*>(scratch);
+    feats = reinterpret_cast<Vecs*>(coefs + inputs.n_monomials);
+    feats_bar = feats + inputs.dim + 1;
+    for (int j = 0; j < CONTRACT_NODES; ++j) feats[inputs.dim][j] = Vec<T>{} + T(1);
+  }
+};
+
 template <typename T>
 void contract(const ContractInputs<T>& inputs, int64_t first, int64_t last, const T* msg, T* out,
               T* scratch) {
-  typedef typename ContractTile<T>::Vecs Vecs;
-  Vec<T>* coefs = reinterpret_cast<Vec<T>*>(scratch);
-  Vecs* feats = reinterpret_cast<Vecs*>(coefs + inputs.n_monomials);
-  const ContractTile<T> tile{inputs.nodes, coefs, feats, nullptr};
-  walk_nodes(inputs, first, last, coefs, [&](const ContractRows<T>& rows) {
-    for (int m = 0; m < inputs.dim; ++m) rows.load_row(msg, m, feats[m]);
+  const ContractScratch<T> own(inputs, scratch);
+  const ContractTile<T> tile{inputs.monomials, own.coefs, own.feats, own.feats_bar};
+  walk_nodes(inputs, first, last, own.coefs, [&](const ContractRows<T>& rows) {
+    for (int m = 0; m < inputs.dim; ++m) rows.load_row(msg, m, own.feats[m]);
+    int32_t g = 0;
     for (int o = 0; o < inputs.dim_out; ++o) {
-      Vecs sum;
-      tile.template value<MAX_CORRELATION>(inputs.nodes[o], sum);
+      typename ContractTile<T>::Vecs sum = {};
+      for (; g < inputs.n_groups && inputs.groups[g].out == o; ++g)
+        tile.add_value(inputs.groups[g], sum);
       rows.store_row(out, o, sum);
     }
   });
@@ -131,26 +140,25 @@ template <typename T>
 void contract_backward(const ContractInputs<T>& inputs, int64_t first, int64_t last, T* msg,
                        const T* out_bar, T* dot, T* scratch) {
   typedef typename ContractTile<T>::Vecs Vecs;
-  Vec<T>* coefs = reinterpret_cast<Vec<T>*>(scratch);
-  Vecs* feats = reinterpret_cast<Vecs*>(coefs + inputs.n_monomials);
-  Vecs* feats_bar = feats + inputs.dim;
-  const ContractTile<T> tile{inputs.nodes, coefs, feats, feats_bar};
+  const ContractScratch<T> own(inputs, scratch);
+  const ContractTile<T> tile{inputs.monomials, own.coefs, own.feats, own.feats_bar};
   if (dot)
     for (int64_t i = first; i < last; ++i) dot[inputs.tile.first + i] = T(0);
-  walk_nodes(inputs, first, last, coefs, [&](const ContractRows<T>& rows) {
-    for (int m = 0; m < inputs.dim; ++m) {
-      rows.load_row(msg, m, feats[m]);
-      for (int j = 0; j < CONTRACT_NODES; ++j) feats_bar[m][j] = Vec<T>{};
-    }
+  walk_nodes(inputs, first, last, own.coefs, [&](const ContractRows<T>& rows) {
+    for (int m = 0; m < inputs.dim; ++m) rows.load_row(msg, m, own.feats[m]);
+    for (int m = 0; m <= inputs.dim; ++m)
+      for (int j = 0; j < CONTRACT_NODES; ++j) own.feats_bar[m][j] = Vec<T>{};
+    int32_t g = 0;
     for (int o = 0; o < inputs.dim_out; ++o) {
-      Vecs bar, sum;
+      Vecs bar;
       rows.load_row(out_bar, o, bar);
-      tile.template backward<MAX_CORRELATION>(inputs.nodes[o], bar, sum);
+      for (; g < inputs.n_groups && inputs.groups[g].out == o; ++g)
+        tile.add_cotangents(inputs.groups[g], bar);
     }
     Vecs product = {};
     for (int m = 0; m < inputs.dim; ++m) {
-      for (int j = 0; j < CONTRACT_NODES; ++j) product[j] += feats[m][j] * feats_bar[m][j];
-      rows.store_row(msg, m, feats_bar[m]);
+      for (int j = 0; j < CONTRACT_NODES; ++j) product[j] += own.feats[m][j] * own.feats_bar[m][j];
+      rows.store_row(msg, m, own.feats_bar[m]);
     }
     if (dot)
       for (int j = 0; j < rows.count; ++j)

@@ -7,19 +7,19 @@ namespace ISA {
 /// Scratch of a chunk.
 template <typename T>
 struct ConvScratch {
-  T *values, *slopes; /* of one path and run [EDGES, padded(channels)] */
-  T* attrs;           /* [n_runs, dim_edge, EDGES] */
-  T* attrs_bar;       /* likewise */
-  T* radial;          /* [n_runs, EDGES] */
+  T* radial_values; /* see BackRun */
+  T* bars;          /* of one path and receiver, see pack_bars */
+  T* attrs;         /* [n_runs, dim_edge, EDGES] */
+  T* attrs_bar;     /* [n_runs, EDGES, ATTRS_STRIDE] */
+  T* radial;        /* [n_runs, EDGES] */
 
   MS_INLINE ConvScratch(const ConvInputs<T>& inputs, const EdgeRuns& runs, T* scratch) {
-    const int64_t block = EDGES * padded(inputs.channels);
     const int64_t all_attrs = runs.n_runs * inputs.dim_edge * EDGES;
-    values = scratch;
-    slopes = values + block;
-    attrs = slopes + block;
+    radial_values = scratch;
+    bars = radial_values + 4 * padded(inputs.channels);
+    attrs = bars + MAX_BLOCK_ROWS * padded(inputs.channels);
     attrs_bar = attrs + all_attrs;
-    radial = attrs_bar + all_attrs;
+    radial = attrs_bar + runs.n_runs * EDGES * ATTRS_STRIDE;
   }
 };
 
@@ -32,120 +32,175 @@ MS_INLINE int64_t place_of(const ConvInputs<T>& inputs, int32_t row, int64_t rec
          inputs.channels;
 }
 
+/// Dense couplings [n_in, n_out, EDGES] of one path; terms are sorted by input, then output row.
+template <typename T>
+MS_INLINE void dense_couplings(const ConvBlock& block, const T* attrs, T* couplings) {
+  constexpr int WIDTH = Simd<T>::WIDTH, VECTORS = EDGES / WIDTH;
+  const BlockTerm *term = block.terms, *last = term + block.n_terms;
+  for (int i = 0; i < block.n_in; ++i)
+    for (int k = 0; k < block.n_out; ++k, couplings += EDGES) {
+      Vec<T> sum[VECTORS] = {};
+      for (; term < last && term->in == i && term->out == k; ++term)
+#pragma GCC unroll 8
+        for (int v = 0; v < VECTORS; ++v)
+          sum[v] += T(term->value) * load<true>(attrs + term->edge * EDGES + v * WIDTH, 0);
+#pragma GCC unroll 8
+      for (int v = 0; v < VECTORS; ++v) store<true>(couplings + v * WIDTH, sum[v], 0);
+    }
+}
+
 /// One path and one run of edges.
 template <typename T>
 struct PathRun {
   int count, n_in;
-  const T* couplings; /* [n_in, n_out, EDGES] */
-  const T* values;    /* [EDGES, stride] */
-  int64_t stride;
+  int64_t channels;
+  const T* couplings;    /* [n_in, n_out, EDGES] */
+  const T* coefs[EDGES]; /* [N_COEF, channels] of the table, for every edge */
+  T t[EDGES];
   const T* feats[EDGES];           /* [channels], of every edge's sender, row 0 */
   int64_t rows_in[MAX_BLOCK_ROWS]; /* from row 0 to the path's rows */
-  T* rows_out[MAX_BLOCK_ROWS];     /* [channels], of the receiver */
-  bool overwrites;
 };
 
-template <int N_OUT, int VECTORS, bool FULL, typename T>
-MS_INLINE void conv_tile(const PathRun<T>& run, int64_t channel, int lanes) {
+/// Edges that are added at a time. More would spare loads and stores of the messages, but touch
+/// more pages of the table at once.
+constexpr int GROUP = 4;
+
+/// Some vectors of the messages of edges first to last - 1: accum [vectors, N_OUT, lanes] +=
+/// couplings * weight * feature.
+template <int N_COEF, int N_OUT, int VECTORS, bool FULL, typename T>
+MS_INLINE void conv_step(const PathRun<T>& run, int first, int last, int64_t channel, int lanes,
+                         T* accum) {
   constexpr int WIDTH = Simd<T>::WIDTH;
-  Vec<T> accum[N_OUT][VECTORS] = {};
-  for (int e = 0; e < run.count; ++e) {
-    Vec<T> weight[VECTORS];
-#pragma GCC unroll 4
+  Vec<T> weight[VECTORS], sum[N_OUT][VECTORS], slope;
+  T* target = accum + channel * N_OUT;
+#pragma GCC unroll 9
+  for (int k = 0; k < N_OUT; ++k)
+#pragma GCC unroll 2
+    for (int v = 0; v < VECTORS; ++v) sum[k][v] = load<true>(target + (v * N_OUT + k) * WIDTH, 0);
+  int e = first;
+  do {
+#pragma GCC unroll 2
     for (int v = 0; v < VECTORS; ++v)
-      weight[v] = load<true>(run.values + e * run.stride + channel + v * WIDTH, 0);
+      polynomial<N_COEF, false, FULL>(run.coefs[e] + channel + v * WIDTH, run.channels, run.t[e],
+                                      lanes, weight[v], slope);
     const T* coupling = run.couplings + e;
-    for (int i = 0; i < run.n_in; ++i, coupling += N_OUT * EDGES) {
+    int i = 0;
+    do {
       const T* row = run.feats[e] + run.rows_in[i] + channel;
       Vec<T> value[VECTORS];
-#pragma GCC unroll 4
+#pragma GCC unroll 2
       for (int v = 0; v < VECTORS; ++v) value[v] = load<FULL>(row + v * WIDTH, lanes) * weight[v];
 #pragma GCC unroll 9
       for (int k = 0; k < N_OUT; ++k)
-#pragma GCC unroll 4
-        for (int v = 0; v < VECTORS; ++v) accum[k][v] += coupling[k * EDGES] * value[v];
-    }
-  }
+#pragma GCC unroll 2
+        for (int v = 0; v < VECTORS; ++v) sum[k][v] += coupling[k * EDGES] * value[v];
+      coupling += N_OUT * EDGES;
+    } while (++i < run.n_in);
+  } while (++e < last);
 #pragma GCC unroll 9
   for (int k = 0; k < N_OUT; ++k)
-#pragma GCC unroll 4
-    for (int v = 0; v < VECTORS; ++v) {
-      T* row = run.rows_out[k] + channel + v * WIDTH;
-      if (!run.overwrites) accum[k][v] += load<FULL>(row, lanes);
-      store<FULL>(row, accum[k][v], lanes);
+#pragma GCC unroll 2
+    for (int v = 0; v < VECTORS; ++v) store<true>(target + (v * N_OUT + k) * WIDTH, sum[k][v], 0);
+}
+
+template <int N_COEF, int N_OUT, typename T>
+void conv_path(const PathRun<T>& run, T* accum) {
+  constexpr int WIDTH = Simd<T>::WIDTH, VECTORS = REGISTERS >= 32 ? 2 : 1, STEP = VECTORS * WIDTH;
+  for (int first = 0; first < run.count; first += GROUP) {
+    const int last = first + GROUP < run.count ? first + GROUP : run.count;
+    int64_t channel = 0;
+    for (; channel + STEP <= run.channels; channel += STEP)
+      conv_step<N_COEF, N_OUT, VECTORS, true>(run, first, last, channel, WIDTH, accum);
+    for (; channel < run.channels; channel += WIDTH) {
+      const int64_t left = run.channels - channel;
+      conv_step<N_COEF, N_OUT, 1, false>(run, first, last, channel,
+                                         left < WIDTH ? int(left) : WIDTH, accum);
     }
-}
-
-template <int N_OUT, typename T>
-void conv_path(const PathRun<T>& run, int64_t channels) {
-  constexpr int WIDTH = Simd<T>::WIDTH, VECTORS = tile_vectors(N_OUT);
-  int64_t channel = 0;
-  for (; channel + VECTORS * WIDTH <= channels; channel += VECTORS * WIDTH)
-    conv_tile<N_OUT, VECTORS, true>(run, channel, WIDTH);
-  for (; channel < channels; channel += WIDTH) {
-    const int64_t left = channels - channel;
-    conv_tile<N_OUT, 1, false>(run, channel, left < WIDTH ? int(left) : WIDTH);
   }
 }
 
-template <typename T>
-MS_INLINE void conv_path_of(int n_out, const PathRun<T>& run, int64_t channels) {
+template <int N_COEF, typename T>
+MS_INLINE void conv_path_of(int n_out, const PathRun<T>& run, T* accum) {
   switch (n_out) {
-    case 1: return conv_path<1>(run, channels);
-    case 3: return conv_path<3>(run, channels);
-    case 5: return conv_path<5>(run, channels);
-    case 7: return conv_path<7>(run, channels);
-    default: return conv_path<9>(run, channels);
+    case 1: return conv_path<N_COEF, 1>(run, accum);
+    case 3: return conv_path<N_COEF, 3>(run, accum);
+    case 5: return conv_path<N_COEF, 5>(run, accum);
+    case 7: return conv_path<N_COEF, 7>(run, accum);
+    default: return conv_path<N_COEF, 9>(run, accum);
   }
 }
 
+/// Start of the part of the table that one path needs of a row.
 template <typename T>
-MS_INLINE void set_feats(const ConvInputs<T>& inputs, const PathBlock& block, const EdgeRun& edges,
+MS_INLINE const T* table_row(const ConvInputs<T>& inputs, const ConvBlock& block, int64_t row) {
+  return inputs.table + (row * inputs.n_paths + block.path) * inputs.edges.n_coef * inputs.channels;
+}
+
+/// Sets what a run of edges and a path determine.
+template <typename T>
+MS_INLINE void start_run(const ConvInputs<T>& inputs, const ConvBlock& block, const EdgeRun& edges,
                          PathRun<T>& run) {
-  for (int e = 0; e < edges.count; ++e)
+  run.count = edges.count;
+  run.n_in = block.n_in;
+  run.channels = inputs.channels;
+  for (int e = 0; e < edges.count; ++e) {
     run.feats[e] = inputs.up + inputs.edges.sender[edges.edge + e] * inputs.channels;
+    run.coefs[e] = table_row(inputs, block, inputs.edges.row[edges.edge + e]);
+    run.t[e] = inputs.edges.t[edges.edge + e];
+  }
   for (int i = 0; i < block.n_in; ++i)
     run.rows_in[i] = block.rows_in[i] * inputs.n_senders * inputs.channels;
 }
 
-template <typename T>
-MS_INLINE const T* table_of(const ConvInputs<T>& inputs, const PathBlock& block) {
-  return inputs.table + int64_t(block.path) * inputs.edges.n_coef * inputs.channels;
+/// Calls take(block number, run number, run) for every path, and within it for every run of edges.
+template <typename T, typename Take>
+MS_INLINE void walk_paths(const ConvInputs<T>& inputs, const EdgeRuns& runs,
+                          const ConvScratch<T>& chunk, const Take& take) {
+  for (int b = 0; b < inputs.n_blocks; ++b) {
+    const ConvBlock& block = inputs.blocks[b];
+    for (int64_t k = 0; k < runs.n_runs; ++k) {
+      PathRun<T> run;
+      start_run(inputs, block, runs.runs[k], run);
+      alignas(64) T couplings[MAX_BLOCK_ROWS * MAX_BLOCK_ROWS * EDGES];
+      dense_couplings(block, chunk.attrs + k * inputs.dim_edge * EDGES, couplings);
+      run.couplings = couplings;
+      take(b, k, run);
+    }
+  }
 }
 
+/// Unpacks a receiver's messages of one path.
 template <typename T>
-MS_INLINE int64_t table_stride(const ConvInputs<T>& inputs) {
-  return int64_t(inputs.n_paths) * inputs.edges.n_coef * inputs.channels;
+MS_INLINE void store_messages(const ConvInputs<T>& inputs, const ConvBlock& block, int64_t receiver,
+                              const T* accum, T* out) {
+  constexpr int WIDTH = Simd<T>::WIDTH;
+  for (int k = 0; k < block.n_out; ++k) {
+    T* row = out + place_of(inputs, block.rows_out[k], receiver);
+    for (int64_t channel = 0; channel < inputs.channels; channel += WIDTH) {
+      const int lanes = int(inputs.channels - channel < WIDTH ? inputs.channels - channel : WIDTH);
+      Vec<T> sum = load<true>(accum + channel * block.n_out + k * WIDTH, 0);
+      if (block.adds) sum += load<false>(row + channel, lanes);
+      store<false>(row + channel, sum, lanes);
+    }
+  }
 }
 
 template <typename T>
 void conv(const ConvInputs<T>& inputs, const EdgeRuns& runs, T* out, T* scratch) {
-  alignas(64) T couplings[MAX_BLOCK_ROWS * MAX_BLOCK_ROWS * EDGES];
   const ConvScratch<T> chunk(inputs, runs, scratch);
-  const int64_t attrs_size = inputs.dim_edge * EDGES;
   for (int64_t k = 0; k < runs.n_runs; ++k)
     harmonics(inputs.edges, runs.runs[k], norm_of(inputs.edges, runs.runs[k]),
-              chunk.attrs + k * attrs_size);
-  for (int b = 0; b < inputs.n_blocks; ++b) {
-    const PathBlock& block = inputs.blocks[b];
-    for (int64_t k = 0; k < runs.n_runs; ++k) {
-      const EdgeRun& edges = runs.runs[k];
-      radial_values<false>(inputs.edges, edges, table_of(inputs, block), table_stride(inputs),
-                           inputs.channels, chunk.values, chunk.slopes);
-      make_couplings<false>(block, chunk.attrs + k * attrs_size, couplings);
-      PathRun<T> run;
-      run.count = edges.count;
-      run.n_in = block.n_in;
-      run.couplings = couplings;
-      run.values = chunk.values;
-      run.stride = padded(inputs.channels);
-      run.overwrites = edges.first_of_row && !inputs.adds[b];
-      set_feats(inputs, block, edges, run);
-      for (int i = 0; i < block.n_out; ++i)
-        run.rows_out[i] = out + place_of(inputs, block.rows_out[i], edges.receiver);
-      conv_path_of(block.n_out, run, inputs.channels);
-    }
-  }
+              chunk.attrs + k * inputs.dim_edge * EDGES);
+  walk_paths(inputs, runs, chunk, [&](int b, int64_t k, const PathRun<T>& run) {
+    const ConvBlock& block = inputs.blocks[b];
+    const int64_t receiver = runs.runs[k].receiver;
+    if (runs.runs[k].first_of_row)
+      for (int64_t i = 0; i < block.n_out * padded(inputs.channels); ++i) chunk.bars[i] = T(0);
+    with_degree(inputs.edges.n_coef,
+                [&](auto n_coef) { conv_path_of<n_coef.value>(block.n_out, run, chunk.bars); });
+    if (k + 1 == runs.n_runs || runs.runs[k + 1].first_of_row)
+      store_messages(inputs, block, receiver, chunk.bars, out);
+  });
 }
 
 }  // namespace ISA

@@ -61,12 +61,17 @@ MS_INLINE void harmonics(const EdgeInputs<T>& edges, const EdgeRun& run, T scale
     }
 }
 
-/// G = sum_m attrs_bar_m dY_m/dn [3, EDGES], with Y as polynomials of x, y, z.
+/// G = sum_m attrs_bar_m dY_m/dn [3, EDGES], with Y as polynomials of x, y, z; attrs_bar_of_edge is
+/// [EDGES, ATTRS_STRIDE].
 template <typename T>
-MS_INLINE void harmonics_vjp(const EdgeInputs<T>& edges, const EdgeRun& run, const T* attrs_bar,
-                             T (&g)[3][EDGES]) {
+MS_INLINE void harmonics_vjp(const EdgeInputs<T>& edges, const EdgeRun& run,
+                             const T* attrs_bar_of_edge, T (&g)[3][EDGES]) {
   HarmonicFactors<T> f;
   set_factors(edges, run, f);
+  alignas(64) T attrs_bar[MAX_HARMONICS * EDGES];
+  for (int row = 0; row < (edges.l_max + 1) * (edges.l_max + 1); ++row)
+    for (int e = 0; e < EDGES; ++e)
+      attrs_bar[row * EDGES + e] = attrs_bar_of_edge[e * ATTRS_STRIDE + row];
   for (int axis = 0; axis < 3; ++axis)
     for (int e = 0; e < EDGES; ++e) g[axis][e] = T(0);
   for (int l = 1; l <= edges.l_max; ++l)

@@ -3,6 +3,7 @@
 // that is shared.
 
 // clang-format off: in the order of their dependence
+#include "inference_lanes.h"
 #include "inference_radial.h"
 #include "inference_harmonics.h"
 #include "inference_scatter.h"

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
 
 #include "kernels.h"
 #include "mace_stream/inference.h"
@@ -15,6 +16,11 @@ namespace mace_stream {
 constexpr int MAX_L = 4;
 constexpr int MAX_HARMONICS = (MAX_L + 1) * (MAX_L + 1);
 constexpr int MAX_CORRELATION = 4;
+
+/// Places for the cotangents of an edge's harmonics. A path adds to a few of them at once, whole
+/// vectors, starting anywhere.
+constexpr int HARMONICS_AT_ONCE = 16, ATTRS_STRIDE = 48;
+static_assert(MAX_HARMONICS + HARMONICS_AT_ONCE <= ATTRS_STRIDE, "would add to the next edge");
 
 /// Some neighboring edges of one row, at most EDGES.
 struct EdgeRun {
@@ -56,11 +62,16 @@ struct RowPlace {
   int32_t n_paths, path;
 };
 
+/// A path, or a piece of it, that couples something. Terms are sorted by input, then output row.
+struct ConvBlock : PathBlock {
+  int32_t first_edge, n_edge; /* harmonics that it reads, at most HARMONICS_AT_ONCE */
+  bool adds;                  /* whether another block writes a row of this one */
+};
+
 template <typename T>
 struct ConvInputs {
   EdgeInputs<T> edges;
-  const PathBlock* blocks; /* without those that couple nothing */
-  const uint8_t* adds;     /* [n_blocks] whether another block writes a row of this one */
+  const ConvBlock* blocks;
   int32_t n_blocks, n_paths, dim_edge;
   const RowPlace* places; /* [dim_out] */
   int64_t channels, n_senders;
@@ -76,17 +87,22 @@ struct SenderLocks {
   void (*wait)(); /* lets other threads run */
 };
 
-/// Node of the tree that monomials with common leading factors form: the value of a node is
-/// its coefficient plus the sum over children of factor * value.
-struct MonomialNode {
-  int32_t factor, monomial; /* monomial: whose coefficient is added, or -1 */
-  int32_t first_child, last_child;
+/// Two more factors of a monomial; the row after the last message row stands for 1.
+struct Monomial {
+  int32_t number, factors[2];
+};
+
+/// Monomials of one output that share two factors.
+struct MonomialGroup {
+  int32_t out, factors[2];
+  int32_t first, last;
 };
 
 template <typename T>
 struct ContractInputs {
-  const MonomialNode* nodes; /* the first dim_out are the outputs */
-  int32_t n_monomials, dim, dim_out;
+  const MonomialGroup* groups; /* sorted by output */
+  const Monomial* monomials;
+  int32_t n_groups, n_monomials, dim, dim_out;
   int64_t channels;
   ms_tile tile;
   const int32_t* species;
@@ -119,14 +135,14 @@ __attribute__((always_inline)) constexpr int64_t padded(int64_t size) {
 inline int64_t scatter_scratch(int64_t n_hidden) { return 2 * EDGES * padded(n_hidden); }
 
 inline int64_t conv_scratch(int64_t channels, int64_t dim_edge, int64_t n_runs) {
-  return 2 * EDGES * padded(channels) + n_runs * EDGES * (2 * dim_edge + 1);
+  return (4 + MAX_BLOCK_ROWS) * padded(channels) + n_runs * EDGES * (dim_edge + ATTRS_STRIDE + 1);
 }
 
 /// Nodes that the contraction takes at a time.
 constexpr int CONTRACT_NODES = 4;
 
 inline int64_t contract_scratch(int64_t n_monomials, int64_t dim) {
-  return 16 * (n_monomials + 2 * dim * CONTRACT_NODES);
+  return 16 * (n_monomials + 2 * (dim + 1) * CONTRACT_NODES);
 }
 
 }  // namespace mace_stream

@@ -30,10 +30,13 @@ int this_thread() {
 }
 
 /// Receivers of a chunk: enough that a path's part of the radial table is used again and again
-/// before the next path's takes its place, few enough that threads finish together.
+/// before the next path's takes its place; equal shares, and some for each thread, so that all
+/// finish together.
 int64_t chunk_size(int64_t n_rows) {
-  constexpr int64_t MOST = 32, SHARES = 8;
-  return std::max<int64_t>(1, std::min(MOST, n_rows / (SHARES * max_threads())));
+  constexpr int64_t MOST = 64, LEAST_SHARES = 4;
+  const int64_t n_shares = std::max(LEAST_SHARES, (n_rows - 1) / (MOST * max_threads()) + 1);
+  const int64_t n_chunks = n_shares * max_threads();
+  return std::max<int64_t>(1, (n_rows + n_chunks - 1) / n_chunks);
 }
 
 // ---- runs of edges ----
@@ -196,7 +199,6 @@ ConvInputs<T> conv_inputs(const ms_inference& inference, int32_t layer, ms_tile 
   const ConvTables& tables = inference.layers[layer].conv;
   return {edge_inputs(inference, edges, static_cast<const T*>(radial.norm)),
           tables.blocks.data(),
-          tables.adds.data(),
           int32_t(tables.blocks.size()),
           tables.plan->dims.n_paths,
           tables.plan->dims.dim_edge,
@@ -269,8 +271,10 @@ template <typename T>
 ContractInputs<T> contract_inputs(const ms_inference& inference, int32_t layer, ms_tile tile,
                                   const int32_t* species, const T* coefs) {
   const ContractTables& tables = inference.layers[layer].contract;
-  return {tables.tree.data(),
-          tables.n_monomials,
+  return {tables.groups.data(),
+          tables.monomials.data(),
+          int32_t(tables.groups.size()),
+          int32_t(tables.monomials.size()),
           tables.dim,
           tables.dim_out,
           inference.sizes.channels,

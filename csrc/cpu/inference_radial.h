@@ -3,12 +3,15 @@
 namespace mace_stream {
 namespace ISA {
 
-template <typename T>
-MS_INLINE T sum_lanes(const Vec<T>& vec) {
-  T lanes[Lanes<T>::COUNT];
-  store_few_lanes<VECTOR_BYTES>(lanes, vec);
-  return Lanes<T>::COUNT == 2 ? lanes[0] + lanes[1]
-                              : (lanes[0] + lanes[2]) + (lanes[1] + lanes[Lanes<T>::COUNT - 1]);
+/// Calls f with the number of coefficients as a constant.
+template <typename F>
+MS_INLINE void with_degree(int n_coef, const F& f) {
+  if (n_coef == 4)
+    f(std::integral_constant<int, 4>());
+  else if (n_coef == 6)
+    f(std::integral_constant<int, 6>());
+  else
+    f(std::integral_constant<int, 8>());
 }
 
 /// Horner's scheme for one vector of channels; `stride` from coefficient to coefficient.
@@ -17,7 +20,7 @@ MS_INLINE void polynomial(const T* coefs, int64_t stride, T t, int lanes, Vec<T>
                           Vec<T>& slope) {
   value = load<FULL>(coefs + (N_COEF - 1) * stride, lanes);
   slope = Vec<T>{};
-#pragma GCC unroll 6
+#pragma GCC unroll 8
   for (int k = N_COEF - 2; k >= 0; --k) {
     if (SLOPE) slope = k == N_COEF - 2 ? value : slope * t + value;
     value = value * t + load<FULL>(coefs + k * stride, lanes);
@@ -42,8 +45,8 @@ MS_INLINE void polynomials(const T* coefs, int64_t size, T t, T* values, T* slop
   if (SLOPE) store<true>(slopes + column, slope, WIDTH);
 }
 
-/// The same for every edge of a run: values and slopes [count, padded(size)]. The coefficients
-/// of table row r start at table + r * row_stride.
+/// The same for every edge of a run: values and slopes [count, padded(size)]. The coefficients of
+/// table row r start at table + r * row_stride.
 template <bool SLOPE, typename T>
 void radial_values(const EdgeInputs<T>& edges, const EdgeRun& run, const T* table,
                    int64_t row_stride, int64_t size, T* values, T* slopes) {
@@ -51,10 +54,9 @@ void radial_values(const EdgeInputs<T>& edges, const EdgeRun& run, const T* tabl
     const T* coefs = table + edges.row[run.edge + e] * row_stride;
     const T t = edges.t[run.edge + e];
     const int64_t at = e * padded(size);
-    if (edges.n_coef == 4)
-      polynomials<4, SLOPE>(coefs, size, t, values + at, slopes + at);
-    else
-      polynomials<6, SLOPE>(coefs, size, t, values + at, slopes + at);
+    with_degree(edges.n_coef, [&](auto n_coef) {
+      polynomials<n_coef.value, SLOPE>(coefs, size, t, values + at, slopes + at);
+    });
   }
 }
 

@@ -72,11 +72,10 @@ struct ScatterEdge {
   int64_t n_hidden, stride;
   const T *attrs, *values, *slopes; /* attrs [dim_edge, EDGES], at this edge */
   const T* out_bar;
-  T *attrs_bar, *radial; /* [dim_edge, EDGES], [EDGES], at this edge */
+  T *attrs_bar, *radial; /* [ATTRS_STRIDE], one number */
 
   template <int ROWS, bool FULL>
-  MS_INLINE void tile(int row, int64_t column, int lanes, Vec<T> (&bars)[ROWS],
-                      Vec<T>& along) const {
+  MS_INLINE void tile(int row, int64_t column, int lanes, Vec<T> (&bars)[ROWS + 1]) const {
     const Vec<T> value = load<true>(values + column, 0), slope = load<true>(slopes + column, 0);
     Vec<T> hidden_bar = {};
 #pragma GCC unroll 8
@@ -85,31 +84,31 @@ struct ScatterEdge {
       bars[k] += bar * value;
       hidden_bar += attrs[(row + k) * EDGES] * bar;
     }
-    along += hidden_bar * slope;
+    bars[ROWS] += hidden_bar * slope;
   }
 
   template <int ROWS>
   MS_INLINE void run(int row) const {
     constexpr int WIDTH = Simd<T>::WIDTH;
-    Vec<T> bars[ROWS] = {}, along = {};
+    Vec<T> bars[ROWS + 1] = {};
     int64_t column = 0;
-    for (; column + WIDTH <= n_hidden; column += WIDTH)
-      tile<ROWS, true>(row, column, WIDTH, bars, along);
-    if (column < n_hidden) tile<ROWS, false>(row, column, int(n_hidden - column), bars, along);
-#pragma GCC unroll 8
-    for (int k = 0; k < ROWS; ++k) attrs_bar[(row + k) * EDGES] = sum_lanes<T>(bars[k]);
-    *radial += sum_lanes<T>(along);
+    for (; column + WIDTH <= n_hidden; column += WIDTH) tile<ROWS, true>(row, column, WIDTH, bars);
+    if (column < n_hidden) tile<ROWS, false>(row, column, int(n_hidden - column), bars);
+    T sums[32];
+    store_sums<ROWS + 1, T>(sums, bars);
+    for (int k = 0; k < ROWS; ++k) attrs_bar[row + k] = sums[k];
+    *radial += sums[ROWS];
   }
 };
 
 template <typename T>
 void scatter_backward(const ScatterInputs<T>& inputs, const EdgeRuns& runs, const T* out_bar,
                       T* scratch) {
-  alignas(64) T attrs[MAX_HARMONICS * EDGES], attrs_bar[MAX_HARMONICS * EDGES], radial[EDGES];
+  alignas(64) T attrs[MAX_HARMONICS * EDGES], attrs_bar[EDGES * ATTRS_STRIDE], radial[EDGES];
   const int dim_edge = (inputs.edges.l_max + 1) * (inputs.edges.l_max + 1);
   const int64_t width = padded(inputs.n_hidden);
   T *values = scratch, *slopes = scratch + EDGES * width;
-  for (int i = 0; i < dim_edge * EDGES; ++i) attrs_bar[i] = T(0);
+  for (int i = 0; i < EDGES * ATTRS_STRIDE; ++i) attrs_bar[i] = T(0);
   for (int64_t k = 0; k < runs.n_runs; ++k) {
     const EdgeRun& run = runs.runs[k];
     harmonics(inputs.edges, run, T(1), attrs);
@@ -120,7 +119,8 @@ void scatter_backward(const ScatterInputs<T>& inputs, const EdgeRuns& runs, cons
       in_groups(dim_edge,
                 ScatterEdge<T>{inputs.n_hidden, inputs.n_nodes * inputs.n_species * inputs.n_hidden,
                                attrs + e, values + e * width, slopes + e * width,
-                               out_bar + scatter_offset(inputs, run), attrs_bar + e, radial + e});
+                               out_bar + scatter_offset(inputs, run), attrs_bar + e * ATTRS_STRIDE,
+                               radial + e});
     }
     add_edge_gradients(inputs.edges, run, attrs_bar, radial, norm_of(inputs.edges, run));
   }

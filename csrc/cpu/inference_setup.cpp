@@ -1,6 +1,7 @@
 #include "inference_setup.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <exception>
 #include <numeric>
@@ -30,13 +31,13 @@ void require(bool condition) {
 void check_sizes(const ms_inference_sizes& sizes) {
   require(sizes.is_double == 0 || sizes.is_double == 1);
   require(sizes.n_species > 0 && sizes.l_max >= 0 && sizes.l_max <= MAX_L);
-  require(sizes.n_coef == 4 || sizes.n_coef == 6);
+  require(sizes.n_coef == 4 || sizes.n_coef == 6 || sizes.n_coef == 8);
   require(sizes.channels > 0 && sizes.n_hidden > 0 && sizes.n_knots > 0 && sizes.n_layers >= 0);
   require(sizes.r_0 >= 0 && sizes.r_max > sizes.r_0);
 }
 
-/// Norms of couplings/harmonics.py: sqrt((2 l + 1) (l - m)! / (l + m)!), twice that square for
-/// m > 0.
+/// Norms of couplings/harmonics.py: sqrt((2 l + 1) (l - m)! / (l + m)!), twice that square for m >
+/// 0.
 std::vector<double> harmonic_norms(int l_max) {
   std::vector<double> norms;
   for (int l = 0; l <= l_max; ++l)
@@ -64,17 +65,35 @@ std::vector<RowPlace> row_places(const ms_layer& layer) {
 /// Which blocks add to rows that another one writes as well, and the rows to be zero before that.
 void set_writers(ConvTables& tables) {
   std::vector<int> writers(tables.places.size(), 0);
-  for (const PathBlock& block : tables.blocks)
+  for (const ConvBlock& block : tables.blocks)
     for (int i = 0; i < block.n_out; ++i) ++writers[block.rows_out[i]];
-  for (const PathBlock& block : tables.blocks) {
-    const bool adds = std::any_of(block.rows_out, block.rows_out + block.n_out,
-                                  [&](int32_t row) { return writers[row] > 1; });
-    tables.adds.push_back(adds);
-    if (adds)
+  for (ConvBlock& block : tables.blocks) {
+    block.adds = std::any_of(block.rows_out, block.rows_out + block.n_out,
+                             [&](int32_t row) { return writers[row] > 1; });
+    if (block.adds)
       for (int i = 0; i < block.n_out; ++i) writers[block.rows_out[i]] = 2;
   }
   for (size_t row = 0; row < writers.size(); ++row)
     if (writers[row] != 1) tables.zeroed_rows.push_back(int32_t(row));
+}
+
+/// The blocks that couple something.
+void copy_blocks(const ms_conv_plan& plan, ConvTables& tables) {
+  tables.terms = plan.terms;
+  for (const PathBlock& path : plan.blocks) {
+    if (path.n_terms == 0) continue;
+    const auto first = tables.terms.begin() + (path.terms - plan.terms.data());
+    const auto last = first + path.n_terms;
+    std::sort(first, last, [](const BlockTerm& a, const BlockTerm& b) {
+      return a.in != b.in ? a.in < b.in : a.out < b.out;
+    });
+    const auto edges = std::minmax_element(
+        first, last, [](const BlockTerm& a, const BlockTerm& b) { return a.edge < b.edge; });
+    ConvBlock block{path, edges.first->edge, edges.second->edge - edges.first->edge + 1, false};
+    require(block.n_edge <= HARMONICS_AT_ONCE);
+    block.terms = &*first;
+    tables.blocks.push_back(block);
+  }
 }
 
 ConvTables conv_tables(const ms_layer& layer, int l_max) {
@@ -84,82 +103,55 @@ ConvTables conv_tables(const ms_layer& layer, int l_max) {
   require(layer.conv_channels > 0 && layer.conv.dim_edge == (l_max + 1) * (l_max + 1));
   tables.plan.reset(ms_conv_create(&layer.conv, layer.terms, layer.values));
   require(tables.plan != nullptr);
-  for (const PathBlock& block : tables.plan->blocks)
-    if (block.n_terms > 0) tables.blocks.push_back(block);
+  copy_blocks(*tables.plan, tables);
   tables.places = row_places(layer);
   set_writers(tables);
   return tables;
 }
 
-/// Factors of a monomial, sorted.
-struct Monomial {
-  int32_t out, number;
-  std::vector<int32_t> factors;
+/// A monomial's output row, the factors that it shares with its group, and the others.
+struct Split {
+  int32_t out;
+  std::array<int32_t, 2> shared, own;
+  int32_t number;
 
-  bool operator<(const Monomial& other) const {
-    return out != other.out ? out < other.out : factors < other.factors;
-  }
+  std::array<int32_t, 3> group() const { return {out, shared[0], shared[1]}; }
 };
 
-std::vector<Monomial> sorted_monomials(const ms_layer& layer) {
-  std::vector<Monomial> monomials;
-  for (int32_t k = 0; k < layer.n_monomials; ++k) {
-    const int32_t* row = layer.monomials + int64_t(k) * (1 + layer.correlation);
-    Monomial monomial{row[0], k, {}};
-    require(row[0] >= 0 && row[0] < layer.dim_out);
-    for (int f = 1; f <= layer.correlation; ++f) {
-      require(row[f] >= -1 && row[f] < layer.dim);
-      if (row[f] >= 0) monomial.factors.push_back(row[f]);
-    }
-    std::sort(monomial.factors.begin(), monomial.factors.end());
-    monomials.push_back(std::move(monomial));
-  }
-  std::sort(monomials.begin(), monomials.end());
-  return monomials;
-}
-
-/// Monomials that start with the factors that lead to a node.
-struct Branch {
-  size_t node, first, last, depth;
-};
-
-/// Gives the branch's node its coefficient and children; returns the children's branches.
-std::vector<Branch> grow(std::vector<MonomialNode>& tree, const std::vector<Monomial>& monomials,
-                         Branch branch) {
-  if (branch.first < branch.last && monomials[branch.first].factors.size() == branch.depth)
-    tree[branch.node].monomial = monomials[branch.first++].number;
-  tree[branch.node].first_child = int32_t(tree.size());
-  std::vector<Branch> children;
-  for (size_t next = branch.first; next < branch.last;) {
-    require(monomials[next].factors.size() > branch.depth);  // else twice the same
-    const int32_t factor = monomials[next].factors[branch.depth];
-    Branch child{tree.size(), next, next, branch.depth + 1};
-    while (child.last < branch.last && monomials[child.last].factors[branch.depth] == factor)
-      ++child.last;
-    next = child.last;
-    tree.push_back({factor, -1, 0, 0});
-    children.push_back(child);
-  }
-  tree[branch.node].last_child = int32_t(tree.size());
-  return children;
+/// Rows that are not there become `one`. The first two of four factors are shared, of three only
+/// the first, as leading factors repeat most.
+Split split_monomial(const int32_t* row, int32_t correlation, int32_t one, int32_t number) {
+  std::array<int32_t, MAX_CORRELATION> factors;
+  factors.fill(one);
+  std::copy(row + 1, row + 1 + correlation, factors.begin());
+  std::replace(factors.begin(), factors.end(), -1, one);
+  std::sort(factors.begin(), factors.end());
+  const auto [a, b, c, d] = factors;
+  if (d != one) return {row[0], {a, b}, {c, d}, number};
+  if (c != one) return {row[0], {a, one}, {b, c}, number};
+  return {row[0], {one, one}, {a, b}, number};
 }
 
 ContractTables contract_tables(const ms_layer& layer) {
   require(layer.n_monomials >= 0 && layer.dim > 0 && layer.dim_out > 0);
   require(layer.correlation >= 1 && layer.correlation <= MAX_CORRELATION);
-  const std::vector<Monomial> monomials = sorted_monomials(layer);
-  ContractTables tables{{}, layer.n_monomials, layer.dim, layer.dim_out};
-  std::vector<Branch> branches;
-  size_t next = 0;
-  for (int32_t out = 0; out < layer.dim_out; ++out) {
-    const size_t first = next;
-    while (next < monomials.size() && monomials[next].out == out) ++next;
-    branches.push_back({size_t(out), first, next, 0});
-    tables.tree.push_back({-1, -1, 0, 0});
+  std::vector<Split> splits;
+  for (int32_t k = 0; k < layer.n_monomials; ++k) {
+    const int32_t* row = layer.monomials + int64_t(k) * (1 + layer.correlation);
+    require(row[0] >= 0 && row[0] < layer.dim_out);
+    for (int f = 1; f <= layer.correlation; ++f) require(row[f] >= -1 && row[f] < layer.dim);
+    splits.push_back(split_monomial(row, layer.correlation, layer.dim, k));
   }
-  for (size_t b = 0; b < branches.size(); ++b) {
-    const std::vector<Branch> children = grow(tables.tree, monomials, branches[b]);
-    branches.insert(branches.end(), children.begin(), children.end());
+  std::stable_sort(splits.begin(), splits.end(),
+                   [](const Split& a, const Split& b) { return a.group() < b.group(); });
+  ContractTables tables{{}, {}, layer.dim, layer.dim_out};
+  for (const Split& split : splits) {
+    const auto next = int32_t(tables.monomials.size());
+    const bool is_new = next == 0 || split.group() != splits[next - 1].group();
+    if (is_new)
+      tables.groups.push_back({split.out, {split.shared[0], split.shared[1]}, next, next});
+    tables.monomials.push_back({split.number, {split.own[0], split.own[1]}});
+    ++tables.groups.back().last;
   }
   return tables;
 }

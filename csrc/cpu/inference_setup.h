@@ -14,17 +14,18 @@ struct FreePlan {
 };
 
 struct ConvTables {
-  std::unique_ptr<ms_conv_plan, FreePlan> plan; /* owns the terms of the blocks; null: none */
+  std::unique_ptr<ms_conv_plan, FreePlan> plan; /* null where there is no convolution */
   int64_t channels;
-  std::vector<PathBlock> blocks;
-  std::vector<uint8_t> adds;        /* of every block, see ConvInputs */
+  std::vector<ConvBlock> blocks;
+  std::vector<BlockTerm> terms;     /* of all blocks, see ConvInputs */
   std::vector<RowPlace> places;     /* of every output row */
   std::vector<int32_t> zeroed_rows; /* which blocks add to, or none writes */
 };
 
 struct ContractTables {
-  std::vector<MonomialNode> tree;
-  int32_t n_monomials, dim, dim_out;
+  std::vector<MonomialGroup> groups;
+  std::vector<Monomial> monomials;
+  int32_t dim, dim_out;
 };
 
 struct LayerTables {

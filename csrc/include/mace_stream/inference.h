@@ -21,7 +21,7 @@ typedef struct ms_inference ms_inference;
 /// Sizes that all layers share. Tables have n_species^2 * n_knots rows: receiver's species slowest,
 /// then the sender's, then the interval. Interval k starts at r_0 + k (r_max - r_0) / n_knots.
 typedef struct {
-  int32_t is_double, n_species, l_max, n_coef; /* n_coef: 4 or 6 */
+  int32_t is_double, n_species, l_max, n_coef; /* n_coef: 4, 6 or 8 */
   int64_t channels, n_hidden, n_knots;
   double r_0, r_max;
   int32_t n_layers;
