@@ -1,6 +1,7 @@
 """Couplings against e3nn, and against what defines them where e3nn is not needed."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -196,6 +197,21 @@ def e3nn_convolution(l_in, channels, node_feats, edge_attrs, weights, receiver, 
     total = np.zeros((receiver.max() + 1, per_edge.shape[1]))
     np.add.at(total, receiver, per_edge)
     return total
+
+
+def test_equal_plans_share_a_name():
+    """What is compiled for a name lives on, so a model that is loaded again must not add one."""
+    plan, again = plan_of(1), plan_of(1)
+    assert again.name == plan.name
+    assert np.array_equal(ConvPlan.by_name(again.name).terms, plan.terms)
+    others = [plan_of(1, channels=4), plan_of(2), plan_of(1, l_max=4)]
+    changed = {
+        "values": plan.values * (1 + 1e-15),
+        "terms": plan.terms[::-1].copy(),
+        "outputs": plan.outputs[::-1],
+    }
+    others += [replace(plan, **{field: value}) for field, value in changed.items()]
+    assert len({plan.name, *(other.name for other in others)}) == 7
 
 
 @pytest.mark.parametrize("l_in", PATHS)

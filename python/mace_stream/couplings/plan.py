@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import count
+from hashlib import sha256
 from math import sqrt
 
 import numpy as np
@@ -23,7 +23,6 @@ from mace_stream.couplings.tensor_product import E3nnLayout, build_tables
 from mace_stream.couplings.traffic import PassTraffic, Sizes, count_traffic, describe_traffic
 from mace_stream.spec import Path
 
-_numbers = count()
 _plans: dict[str, ConvPlan] = {}
 
 
@@ -51,15 +50,28 @@ class ConvPlan:
     """Why mode ``streaming`` cannot serve, if it cannot."""
     e3nn: E3nnLayout | None = None
     """Places in e3nn's vectors, if the plan was made from e3nn's instructions."""
-    name: str = field(default_factory=lambda: f"plan{next(_numbers)}", init=False)
-    """By which operators of a framework know the plan; plans live until the process ends."""
+    name: str = field(default="", init=False)
+    """By which operators of a framework know the plan. Equal plans have one name, and the first of
+    them lives until the process ends: loading a model again leaves nothing behind."""
 
     def __post_init__(self) -> None:
-        _plans[self.name] = self
+        object.__setattr__(self, "name", f"plan{self._digest()}")
+        _plans.setdefault(self.name, self)
+
+    def _digest(self) -> str:
+        rows = [(path.rows_in, path.rows_edge, path.rows_out) for path in self.paths]
+        products = [
+            tuple(value for key, value in vars(product).items() if key != "coupling")
+            for product in self.products
+        ]
+        sizes = self.channels, self.dim_in, self.dim_edge, self.dim_out
+        text = repr((sizes, rows, self.outputs, products, self.refusal))
+        parts = text.encode(), self.terms.tobytes(), self.values.tobytes()
+        return sha256(b"".join(parts)).hexdigest()[:16]
 
     @staticmethod
     def by_name(name: str) -> ConvPlan:
-        """Return the plan of that name."""
+        """Return a plan of that name."""
         return _plans[name]
 
     @property
