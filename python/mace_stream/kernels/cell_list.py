@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Callable
 from ctypes import c_double, c_int32, c_int64, c_void_p
 
-from mace_stream.kernels.launching import check, launch, load_functions
+from mace_stream.kernels.launching import Kernels, check, launch
 from mace_stream.kernels.nvrtc import Program, compile_program
 
 REACH = 2
@@ -49,7 +49,8 @@ class CellList:
     """
 
     def __init__(self, arch: str, stream: Callable[[], int]) -> None:
-        self._count, self._fill = load_functions(compile_cell_list(arch), INSTANCES)
+        self._kernels = Kernels(compile_cell_list(arch), INSTANCES)
+        self._count, self._fill = self._kernels
         self._stream = stream
 
     def count(self, cells: Cells, count: int) -> None:

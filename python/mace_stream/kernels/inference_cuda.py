@@ -14,7 +14,7 @@ import numpy as np
 
 from mace_stream.kernels import inference_source as source
 from mace_stream.kernels.inference import EdgeArrays, EdgeList, Setup
-from mace_stream.kernels.launching import check, clear, launch, load_functions
+from mace_stream.kernels.launching import Kernels, check, clear, launch
 from mace_stream.kernels.nvrtc import compile_program
 
 
@@ -119,7 +119,7 @@ class CudaPasses:
             )
         if not compile_only:
             self._loaded = {
-                key: _Loaded(load_functions(compiled[key], p.instances), p.shape)
+                key: _Loaded(Kernels(compiled[key], p.instances), p.shape)
                 for key, p in programs.items()
             }
 
@@ -247,7 +247,7 @@ class CudaPasses:
 
 @dataclass(frozen=True)
 class _Loaded:
-    functions: tuple
+    functions: Kernels
     shape: source.Shape
 
 

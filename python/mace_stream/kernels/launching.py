@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import weakref
 from collections.abc import Sequence
 from ctypes import c_void_p
 from typing import Any
@@ -10,17 +11,38 @@ from typing import Any
 from mace_stream.kernels.nvrtc import Program
 
 
-def load_functions(program: Program, instances: Sequence[str]) -> tuple:
-    """Load a program into the current context and return its kernels.
+class Kernels:
+    """Kernels of a program in the current context. They go with this object.
+
+    Args:
+        program: Compiled for the device.
+        instances: Names of its kernels, in the order of :meth:`__getitem__`.
 
     Raises:
         RuntimeError: The driver reports an error.
     """
+
+    def __init__(self, program: Program, instances: Sequence[str]) -> None:
+        from cuda.bindings import driver
+
+        context = check(driver.cuCtxGetCurrent())
+        module = check(driver.cuModuleLoadData(program.cubin))
+        weakref.finalize(self, _unload, context, module).atexit = False
+        names = (program.names[instance].encode() for instance in instances)
+        self._functions = tuple(check(driver.cuModuleGetFunction(module, name)) for name in names)
+
+    def __getitem__(self, number: int) -> object:
+        return self._functions[number]
+
+
+def _unload(context: object, module: object) -> None:
     from cuda.bindings import driver
 
-    module = check(driver.cuModuleLoadData(program.cubin))
-    names = (program.names[instance].encode() for instance in instances)
-    return tuple(check(driver.cuModuleGetFunction(module, name)) for name in names)
+    check((*driver.cuCtxPushCurrent(context), None))
+    try:
+        check((*driver.cuModuleUnload(module), None))
+    finally:
+        check(driver.cuCtxPopCurrent())
 
 
 def launch(
