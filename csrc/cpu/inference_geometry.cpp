@@ -26,7 +26,7 @@ Potential envelope(double u, int p) {
 /// Repulsion of a pair at distance r; see ms_repulsion.
 Potential repulsion_of(const RepulsionTables& tables, int64_t pair, double r) {
   const double bond = tables.bond[pair];
-  if (!(r < bond)) return {};
+  if (r >= bond) return {};  // a NaN goes on
   Potential screening;
   for (int k = 0; k < 4; ++k) {
     const double decay = tables.formula.decays[k] * tables.inverse_length[pair];

@@ -2,207 +2,39 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from conv_cpu_support import assert_equal
+from inference_run_support import (
+    SETUPS,
+    Run,
+    address,
+    conv_bar_of,
+    layers_with_conv,
+    own,
+    run_of,
+    tiles_of,
+)
+from test_conv_cpu import irregular_plan
 
-from mace_stream.kernels.inference import EdgeArrays, EdgeList
+from mace_stream.kernels.inference import Contraction
 from mace_stream.kernels.inference_cpu import CpuPasses
-from mace_stream.reference.inference import ReferencePasses, join_blocks, split_blocks
+from mace_stream.reference.inference import Neighbors, ReferencePasses
 from mace_stream.testing.inference import random_problem, random_setup
 
-SETUPS = {
-    "medium": {},
-    "two_species_cubic": {"n_coef": 4, "n_species": 3, "channels": 19},
-    "one_species": {"n_species": 1, "channels": 8},
-    "scalars_only": {"irreps_up": (("0e",),), "dims_out": (1, 1), "channels": 33},
-    "three_layers": {
-        "irreps_up": (("0e", "1o", "2e"), ("0e", "1o")),
-        "dims_out": (9, 4, 1),
-        "channels": 3,
-    },
-    "l_max_4": {"l_max": 4, "irreps_up": (("0e", "1o", "2e", "3o"),), "share_of_terms": 0.02},
-    "l_max_0": {"l_max": 0, "irreps_up": (("0e",),), "channels": 1, "n_hidden": 1},
-    "wide": {"channels": 128, "n_hidden": 64, "share_of_terms": 0.1},
-    "correlation_1": {"correlation": 1, "channels": 7},
-    "correlation_2": {"correlation": 2, "repulsion": False},
-    "correlation_4": {"correlation": 4, "l_max": 2, "share_of_terms": 0.2},
-}
+CPU_SETUPS = {**SETUPS, "eighth_order": {"n_coef": 8}}
 
 
-class Run:
-    """Kernels on one problem; what they write is filled with NaN, or -1, before."""
-
-    def __init__(self, core, setup, problem, with_density=True):
-        self.setup, self.problem = setup, problem
-        self.real = np.dtype(setup.dtype)
-        self.passes = self.make_passes(core, with_density)
-        nodes = problem.nodes
-        self.lists = [
-            nodes.first.astype(np.int64),
-            *(
-                getattr(nodes, name).astype(np.int32)
-                for name in ("node_atom", "slot_atom", "slot_node", "species")
-            ),
-        ]
-        sizes = (nodes.n_nodes, nodes.n_senders, nodes.n_slots)
-        self.nodes = EdgeList(*sizes, *map(self.address, self.lists))
-        self.density = self.cast(problem.density) if with_density else None
-        self.edges = self.edge_arrays(problem.edges)
-        self.norm = self.poisoned(nodes.n_nodes)
-
-    def make_passes(self, core, with_density):
-        return CpuPasses(self.setup, core)
-
-    def address(self, array):
-        return address(array)
-
-    def cast(self, array):
-        return np.array(array, dtype=self.real, order="C")
-
-    def poisoned(self, *shape, dtype=None):
-        return np.full(shape, np.nan, dtype or self.real)
-
-    def edge_arrays(self, edges):
-        """The oracle's edges, without gradient."""
-        counts = [np.ascontiguousarray(a, np.int32) for a in (edges.count, edges.sender, edges.row)]
-        self.grad = np.zeros(edges.grad.shape, self.real)
-        self.arrays = [*counts, self.cast(edges.t), self.cast(edges.dir), self.grad]
-        return EdgeArrays(*map(self.address, self.arrays))
-
-    def find_edges(self):
-        """Count, sender, row, t, dir, grad, node energies, closest."""
-        n, n_slots = self.nodes.n_nodes, self.nodes.n_slots
-        ints = [np.full(size, -1, np.int32) for size in (n, n_slots, n_slots)]
-        reals = [self.poisoned(n_slots), self.poisoned(n_slots, 4), self.poisoned(n_slots, 3)]
-        energy, closest = self.poisoned(n, dtype=np.float64), np.array([np.inf])
-        edges = EdgeArrays(*map(self.address, (*ints, *reals)))
-        x = np.ascontiguousarray(self.problem.x)
-        self.passes.edges(self.nodes, edges, *map(self.address, (x, energy, closest)))
-        return *ints, *reals, energy, closest[0]
-
-    def scatter(self):
-        """Sums and norms."""
-        p, n = self.problem, self.nodes.n_nodes
-        out = self.poisoned(*p.scatter_bar.shape)
-        table = self.cast(p.hidden)
-        arrays = (table, self.density, out, self.norm)
-        self.passes.scatter(self.nodes, self.edges, *map(self.address, arrays))
-        return out, self.norm if self.density is not None else np.ones(n)
-
-    def scatter_backward(self):
-        """What is added to grad."""
-        out, _ = self.scatter()
-        bar, table = self.cast(self.problem.scatter_bar), self.cast(self.problem.hidden)
-        dot = self.cast((np.float64(out) * bar).sum(axis=(0, 2, 3)))
-        arrays = (table, self.density, bar, self.norm, dot)
-        return self.added(
-            lambda: self.passes.scatter_backward(self.nodes, self.edges, *map(self.address, arrays))
-        )
-
-    def conv(self, layer, tile):
-        """Messages, flat, and norms of the tile."""
-        p, plan = self.problem, self.setup.plans[layer]
-        out = self.poisoned(plan.dim_out * (tile[1] - tile[0]) * plan.channels)
-        up, table = self.cast(p.ups[layer]), self.cast(p.convs[layer])
-        arrays = (up, table, self.density, out, self.norm)
-        self.passes.conv(layer, tile, self.nodes, self.edges, *map(self.address, arrays))
-        return out, self.norm[slice(*tile)]
-
-    def conv_backward(self, layer, tile, bar, up_bar=True):
-        """What is added to grad and to up_bar."""
-        p, plan = self.problem, self.setup.plans[layer]
-        bar, n = self.cast(bar), tile[1] - tile[0]
-        out, _ = self.conv(layer, tile)
-        dot = self.poisoned(self.nodes.n_nodes)
-        product = split_blocks(plan, np.float64(out) * bar, n)
-        dot[slice(*tile)] = product.sum(axis=(1, 2))
-        ups_bar = np.ones(p.ups[layer].shape, self.real) if up_bar else None
-        up, table = self.cast(p.ups[layer]), self.cast(p.convs[layer])
-        arrays = (up, table, self.density, bar, self.norm, dot, ups_bar)
-        grad = self.added(
-            lambda: self.passes.conv_backward(
-                layer, tile, self.nodes, self.edges, *map(self.address, arrays)
-            )
-        )
-        return grad, None if ups_bar is None else ups_bar - 1
-
-    def added(self, call):
-        """What a pass adds to grad; it meets ones."""
-        self.grad[:] = 1
-        call()
-        return self.grad - 1
-
-    def contract(self, layer, tile):
-        p, contraction = self.problem, self.setup.contractions[layer]
-        msg = self.cast(p.messages[layer][:, slice(*tile)])
-        out = self.poisoned(contraction.dim_out, *msg.shape[1:])
-        coefs = self.cast(p.coefs[layer])
-        self.passes.contract(layer, tile, *map(self.address, (self.lists[4], coefs, msg, out)))
-        return out
-
-    def contract_backward(self, layer, tile, with_dot=True):
-        """Cotangent of the messages, and dot."""
-        p = self.problem
-        msg, bar = (
-            self.cast(array[layer][:, slice(*tile)]) for array in (p.messages, p.basis_bars)
-        )
-        dot = self.poisoned(self.nodes.n_nodes) if with_dot else None
-        coefs = self.cast(p.coefs[layer])
-        arrays = (self.lists[4], coefs, msg, bar, dot)
-        self.passes.contract_backward(layer, tile, *map(self.address, arrays))
-        return msg, None if dot is None else dot[slice(*tile)]
-
-    def forces(self, virials=True):
-        """Forces, virial, and the virials of receivers and senders."""
-        n, n_senders = self.nodes.n_nodes, self.nodes.n_senders
-        self.grad[:] = self.problem.edges.grad
-        shapes = [(n_senders, 3), (9,), (n, 9), (n_senders, 9)]
-        out = [self.poisoned(*shape, dtype=np.float64) for shape in shapes]
-        if not virials:
-            out[2:] = None, None
-        self.passes.forces(self.nodes, self.edges, *map(self.address, out))
-        return out
-
-
-def address(array):
-    return 0 if array is None else array.ctypes.data
-
-
-@pytest.fixture(params=SETUPS)
+@pytest.fixture(params=CPU_SETUPS)
 def setup(request):
-    return random_setup(**SETUPS[request.param])
+    return random_setup(**CPU_SETUPS[request.param])
 
 
 @pytest.fixture(params=[True, False], ids=["density", "no_density"])
 def with_density(request):
     return request.param
-
-
-def run_of(core, setup, with_density=True, **sizes):
-    problem = random_problem(setup, **sizes)
-    return Run(core, setup, problem, with_density), ReferencePasses(setup)
-
-
-def own(run, array):
-    """Rows of slots that hold an edge."""
-    return array[run.problem.edges.slots(run.problem.nodes)[0]]
-
-
-def layers_with_conv(setup):
-    return [layer for layer, plan in enumerate(setup.plans) if plan is not None]
-
-
-def tiles_of(run):
-    n = run.nodes.n_nodes
-    return [(0, n), (0, n // 3), (n // 3, n), (n, n)]
-
-
-def conv_bar_of(run, layer, tile):
-    """Cotangent of a tile's messages, cut from that of all."""
-    plan = run.setup.plans[layer]
-    rows = split_blocks(plan, run.problem.conv_bars[layer], run.nodes.n_nodes)
-    return join_blocks(plan, rows[slice(*tile)])
 
 
 # ---- every pass equals the oracle ----
@@ -305,3 +137,163 @@ def test_forces(core, setup):
     forces, virial, *_ = run.forces(virials=False)
     assert_equal(forces, oracle.forces(p.nodes, p.edges)[0])
     assert_equal(virial, oracle.forces(p.nodes, p.edges)[1])
+
+
+# ---- what is awkward ----
+
+
+def test_a_path_in_several_pieces_and_one_that_couples_nothing(core):
+    setup = random_setup(channels=5)
+    setup = replace(setup, plans=(None, replace(irregular_plan(), channels=5)))
+    run, oracle = run_of(core, setup)
+    p, tile = run.problem, (0, run.nodes.n_nodes)
+    expected, _ = oracle.conv(1, tile, p.nodes, p.edges, p.ups[1], p.convs[1], p.density)
+    assert_equal(run.conv(1, tile)[0], expected)
+    bars = oracle.conv_backward(
+        1, tile, p.nodes, p.edges, p.ups[1], p.convs[1], p.density, p.conv_bars[1]
+    )
+    for actual, bar in zip(run.conv_backward(1, tile, p.conv_bars[1]), bars, strict=True):
+        assert_equal(actual, bar)
+
+
+def test_the_convolution_may_have_channels_of_its_own(core):
+    narrow = random_setup(channels=3)
+    problem = random_problem(narrow)
+    run, oracle = Run(core, replace(narrow, channels=6), problem), ReferencePasses(narrow)
+    tile, up, table = (0, problem.nodes.n_nodes), problem.ups[1], problem.convs[1]
+    expected, _ = oracle.conv(1, tile, problem.nodes, problem.edges, up, table, problem.density)
+    assert_equal(run.conv(1, tile)[0], expected)
+
+
+def test_monomials_in_any_order_with_a_constant(core):
+    setup = random_setup(correlation=3, channels=9)
+    first, second = setup.contractions
+    terms = np.concatenate([first.terms, [[1, -1, -1, -1], [3, -1, 2, 0]]])
+    terms = np.random.default_rng(0).permutation(terms)
+    setup = replace(setup, contractions=(Contraction(terms, first.dim, first.dim_out), second))
+    run, oracle = run_of(core, setup)
+    p, tile = run.problem, (2, 11)
+    msg, bar = (array[0][:, slice(*tile)] for array in (p.messages, p.basis_bars))
+    expected = oracle.contract(0, tile, p.nodes.species, p.coefs[0], msg)
+    assert_equal(run.contract(0, tile), expected)
+    expected, _ = oracle.contract_backward(0, tile, p.nodes.species, p.coefs[0], msg, bar)
+    assert_equal(run.contract_backward(0, tile)[0], expected)
+
+
+def test_many_edges_per_row(core):
+    run, oracle = run_of(core, random_setup(channels=3, n_species=2), mean_slots=150)
+    p, tile = run.problem, (0, run.nodes.n_nodes)
+    assert p.edges.count.max() > 64
+    for actual, expected in (
+        (run.scatter()[0], oracle.scatter(p.nodes, p.edges, p.hidden, p.density)[0]),
+        (
+            run.conv(1, tile)[0],
+            oracle.conv(1, tile, p.nodes, p.edges, p.ups[1], p.convs[1], p.density)[0],
+        ),
+    ):
+        assert_equal(actual, expected)
+
+
+def test_no_nodes_at_all(core):
+    setup = random_setup()
+    problem = random_problem(setup, n_nodes=1, n_ghosts=0, mean_slots=0)
+    none = np.zeros(0, np.int64)
+    nodes = Neighbors(np.zeros(1, np.int64), none, none, none, none)
+    run = Run(core, setup, replace(problem, nodes=nodes))
+    run.find_edges()
+    run.passes.scatter(run.nodes, run.edges, address(problem.hidden), 0, 0, 0)
+    run.passes.conv(1, (0, 0), run.nodes, run.edges, 0, address(problem.convs[1]), 0, 0, 0)
+    run.passes.contract(0, (0, 0), 0, 0, 0, 0)
+    virial = np.full(9, np.nan)
+    run.passes.forces(run.nodes, run.edges, 0, address(virial), 0, 0)
+    np.testing.assert_array_equal(virial, 0)
+
+
+def shifted(problem, slot, distance):
+    """The problem with the sender of one slot at this distance."""
+    nodes, x = problem.nodes, problem.x.copy()
+    receiver = np.searchsorted(nodes.first, slot, side="right") - 1
+    centre = x[nodes.node_atom[receiver]]
+    unit = x[nodes.slot_atom[slot]] - centre
+    x[nodes.slot_atom[slot]] = centre + distance * unit / np.linalg.norm(unit)
+    return replace(problem, x=x)
+
+
+def test_the_closest_pair_is_reported_and_changes_no_other(core):
+    setup = random_setup()
+    problem = random_problem(setup)
+    close = shifted(shifted(problem, 3, 0.31), 20, 0.4)
+    before, after = (Run(core, setup, p).find_edges() for p in (problem, close))
+    assert before[-1] == np.inf
+    assert after[-1] == pytest.approx(0.31, rel=1e-12)
+    assert (after[3] == 0).sum() == 2
+    same = after[0] == before[0]
+    assert same.sum() >= len(same) - 2
+
+
+def test_nan_positions_give_nan_energies(core):
+    setup = random_setup()
+    problem = random_problem(setup)
+    problem.x[problem.nodes.slot_atom[0]] = np.nan
+    *_, energy, closest = Run(core, setup, problem).find_edges()
+    assert np.isnan(energy).sum() == 1
+    assert closest == np.inf
+
+
+# ---- refusals ----
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"l_max": 5},
+        {"l_max": 2},
+        {"n_coef": 5},
+        {"n_knots": 0},
+        {"r_max": 0.5},
+        {"n_species": 0},
+        {"plans": (None,), "contractions": (Contraction(np.array([[4, 0]]), 16, 4),)},
+        {"plans": (None,), "contractions": (Contraction(np.array([[0, 16]]), 16, 4),)},
+    ],
+    ids=",".join,
+)
+def test_inconsistent_tables_are_refused(core, wrong):
+    with pytest.raises(ValueError, match="inconsistent"):
+        CpuPasses(replace(random_setup(), **wrong), core)
+
+
+def test_plans_that_mix_channels_are_refused(core):
+    setup = random_setup()
+    mixing = replace(setup.plans[1], refusal="instruction 0 mixes channels (uvw)")
+    with pytest.raises(ValueError, match="mixes channels"):
+        CpuPasses(replace(setup, plans=(None, mixing)), core)
+
+
+def test_arguments_that_are_missing_are_named(core):
+    run, _ = run_of(core, random_setup())
+    nodes, edges, n = run.nodes, run.edges, run.nodes.n_nodes
+    table, up = address(run.problem.convs[1]), address(run.problem.ups[1])
+    out = address(run.problem.conv_bars[1])
+    passes = run.passes
+    for name, call in {
+        "x": lambda: passes.edges(nodes, edges, 0, out, out),
+        "nodes.first": lambda: passes.edges(replace(nodes, first=0), edges, out, out, out),
+        "edges.t": lambda: passes.forces(nodes, replace(edges, t=0), out, out, 0, 0),
+        "table": lambda: passes.scatter(nodes, edges, 0, 0, out, 0),
+        "norm": lambda: passes.scatter(nodes, edges, table, table, out, 0),
+        "dot": lambda: passes.scatter_backward(nodes, edges, table, table, out, out, 0),
+        "up": lambda: passes.conv(1, (0, n), nodes, edges, 0, table, 0, out, 0),
+        "layer": lambda: passes.conv(0, (0, n), nodes, edges, up, table, 0, out, 0),
+        "tile": lambda: passes.conv(1, (0, n + 1), nodes, edges, up, table, 0, out, 0),
+        "msg": lambda: passes.contract(0, (0, n), out, out, 0, out),
+        "virial": lambda: passes.forces(nodes, edges, out, 0, 0, 0),
+    }.items():
+        with pytest.raises(RuntimeError, match=f"^mace_stream: {name}: expected"):
+            call()
+
+
+def test_nodes_must_be_at_least_receivers(core):
+    run, _ = run_of(core, random_setup())
+    fewer = replace(run.nodes, n_senders=run.nodes.n_nodes - 1)
+    with pytest.raises(RuntimeError, match="n_nodes <= n_senders"):
+        run.passes.forces(fewer, run.edges, 1, 1, 0, 0)
