@@ -1,4 +1,4 @@
-"""Loaded kernels go with the object that holds them; without a GPU, on a driver that takes notes."""
+"""Kernels go with the object that holds them; without a GPU, on a driver that takes notes."""
 
 import gc
 from types import SimpleNamespace
