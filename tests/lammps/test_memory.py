@@ -123,9 +123,15 @@ def test_a_smaller_tile_is_chosen_where_the_usual_one_does_not_fit(model, lmp, s
     budget.tile, budget.size = 16384, size
     needed = budget.memory()
     room = needed.total - needed.tile // 2 - 1  # half of the usual tile is a byte too large
+    budget.size = None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(memory, "available_bytes", lambda device: room)
         assert budget.choose_tile(size) == 4096
+        larger = ListSize(20_000, 20_000, 2_100_000, 40_000)
+        assert budget.choose_tile(larger) == 4096, "a little more does not change the tiles"
+        patch.setattr(memory, "available_bytes", lambda device: needed.total * 3 // 4)
+        huge = ListSize(20_000, 20_000, 2_900_000, 40_000)
+        assert budget.choose_tile(huge) == 4096, "what there is goes before the new comes"
         asked = memory.MemoryBudget(ready, placement, 16384)
         assert asked.choose_tile(size) == 16384
 

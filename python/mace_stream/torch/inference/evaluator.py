@@ -105,8 +105,9 @@ class InferenceEvaluator:
         taken = self._statistics
         self._statistics = _no_statistics()
         taken["device_peak_bytes"] = self.placement.peak_bytes()
+        steps = taken.pop("evaluations")
         if self._buffers is not None:
-            taken["edges"] = int(self._buffers.count.sum()) * taken["evaluations"]
+            taken["edges"] = int(self._buffers.count.sum()) * steps
         taken["captures"] = self._run.n_captures
         return taken
 

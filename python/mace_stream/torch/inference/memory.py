@@ -64,6 +64,11 @@ class Memory:
         return self.edges + self.features + self.new_list
 
     @property
+    def kept(self) -> int:
+        """What stays from step to step."""
+        return self.edges + self.features + self.tile
+
+    @property
     def total(self) -> int:
         """All at once."""
         return self.linear + self.tile
@@ -132,22 +137,28 @@ class MemoryBudget:
     """
 
     def __init__(self, model: PreparedModel, placement: Placement, tile: int | None) -> None:
-        self.setup, self.layers, self.placement = model.setup, model.layers, placement
+        self._model = model.setup, model.layers, placement.dtype
+        self.placement = placement
         self.table_bytes = held_bytes(vars(model.tables))
         self.asked = tile is not None
         self.tile = padded(tile) if self.asked else TILE[placement.device.type]
         self.size: ListSize | None = None
+        self._fits = 0
 
     def memory(self) -> Memory:
         """Return what the present list takes."""
-        return memory_of(self.setup, self.layers, self.placement.dtype, self.size, self.tile)
+        return memory_of(*self._model, self.size, self.tile)
 
     def choose_tile(self, size: ListSize) -> int:
         """Return the size of tiles for a list: the usual one, or less where that does not fit."""
-        self.size = size
-        room = available_bytes(self.placement.device)
-        memory = self.memory()
-        while not self.asked and memory.total > room and self.tile > SMALLEST_TILE:
+        before, self.size = self.size, size
+        if self.asked or self.tile <= SMALLEST_TILE or size.n_slots <= self._fits:
+            return self.tile
+        self._fits = int(1.2 * size.n_slots)  # a larger list is looked at again
+        room, memory = available_bytes(self.placement.device), self.memory()
+        if before is not None:  # whose arrays go before the new ones come
+            room += memory_of(*self._model, before, self.tile).kept
+        while memory.total > room and self.tile > SMALLEST_TILE:
             self.tile //= 2
             memory = replace(memory, tile=memory.tile // 2)
         return self.tile
@@ -158,7 +169,7 @@ class MemoryBudget:
             return []
         memory, n = self.memory(), self.size.n_nodes
         kilobytes = {name: part / n / 1000 for name, part in vars(memory).items()}
-        room = available_bytes(self.placement.device) + memory.total - memory.new_list
+        room = available_bytes(self.placement.device) + memory.kept
         fits = max(0, int((room - memory.tile) / memory.linear * n))
         return [
             (
