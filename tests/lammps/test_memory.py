@@ -129,9 +129,12 @@ def test_a_smaller_tile_is_chosen_where_the_usual_one_does_not_fit(model, lmp, s
         assert budget.choose_tile(size) == 4096
         larger = ListSize(20_000, 20_000, 2_100_000, 40_000)
         assert budget.choose_tile(larger) == 4096, "a little more does not change the tiles"
-        patch.setattr(memory, "available_bytes", lambda device: needed.total * 3 // 4)
+        held = budget.memory().kept
         huge = ListSize(20_000, 20_000, 2_900_000, 40_000)
+        free = memory_of(ready.setup, ready.layers, placement.dtype, huge, 4096).total - held // 2
+        patch.setattr(memory, "available_bytes", lambda device: free)
         assert budget.choose_tile(huge) == 4096, "what there is goes before the new comes"
+        patch.setattr(memory, "available_bytes", lambda device: room)
         asked = memory.MemoryBudget(ready, placement, 16384)
         assert asked.choose_tile(size) == 16384
 
