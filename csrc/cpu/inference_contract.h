@@ -68,10 +68,15 @@ struct ContractRows {
   MS_INLINE int64_t at(int row, int j) const { return (row * n + first + j) * channels + channel; }
   MS_INLINE void load_row(const T* source, int row, Vec<T> (&vecs)[CONTRACT_NODES]) const {
     for (int j = 0; j < CONTRACT_NODES; ++j)
-      vecs[j] = j < count ? load<false>(source + at(row, j), lanes) : Vec<T>{};
+      vecs[j] = j < count ? load_lanes(source + at(row, j), lanes) : Vec<T>{};
   }
   MS_INLINE void store_row(T* target, int row, const Vec<T> (&vecs)[CONTRACT_NODES]) const {
-    for (int j = 0; j < count; ++j) store<false>(target + at(row, j), vecs[j], lanes);
+    for (int j = 0; j < count; ++j) store_lanes(target + at(row, j), vecs[j], lanes);
+  }
+  /// Fetches the same of the nodes that come next: they are far apart, and used vector by vector.
+  MS_INLINE void fetch_next(const T* source, int n_rows) const {
+    for (int row = 0; row < n_rows; ++row)
+      for (int j = count; j < 2 * count; ++j) __builtin_prefetch(source + at(row, j));
   }
 };
 
@@ -93,7 +98,7 @@ MS_INLINE void walk_nodes(const ContractInputs<T>& inputs, int64_t first, int64_
         const T* source =
             inputs.coefs + int64_t(species) * inputs.n_monomials * inputs.channels + channel;
         for (int k = 0; k < inputs.n_monomials; ++k)
-          coefs[k] = load<false>(source + k * inputs.channels, rows.lanes);
+          coefs[k] = load_lanes(source + k * inputs.channels, rows.lanes);
       }
       rows.count = 1;
       while (rows.count < CONTRACT_NODES && rows.first + rows.count < last &&
@@ -126,6 +131,7 @@ void contract(const ContractInputs<T>& inputs, int64_t first, int64_t last, cons
   const ContractTile<T> tile{inputs.monomials, own.coefs, own.feats, own.feats_bar};
   walk_nodes(inputs, first, last, own.coefs, [&](const ContractRows<T>& rows) {
     for (int m = 0; m < inputs.dim; ++m) rows.load_row(msg, m, own.feats[m]);
+    rows.fetch_next(msg, inputs.dim);
     int32_t g = 0;
     for (int o = 0; o < inputs.dim_out; ++o) {
       typename ContractTile<T>::Vecs sum = {};
@@ -146,6 +152,8 @@ void contract_backward(const ContractInputs<T>& inputs, int64_t first, int64_t l
     for (int64_t i = first; i < last; ++i) dot[inputs.tile.first + i] = T(0);
   walk_nodes(inputs, first, last, own.coefs, [&](const ContractRows<T>& rows) {
     for (int m = 0; m < inputs.dim; ++m) rows.load_row(msg, m, own.feats[m]);
+    rows.fetch_next(msg, inputs.dim);
+    rows.fetch_next(out_bar, inputs.dim_out);
     for (int m = 0; m <= inputs.dim; ++m)
       for (int j = 0; j < CONTRACT_NODES; ++j) own.feats_bar[m][j] = Vec<T>{};
     int32_t g = 0;

@@ -179,8 +179,8 @@ MS_INLINE void store_messages(const ConvInputs<T>& inputs, const ConvBlock& bloc
     for (int64_t channel = 0; channel < inputs.channels; channel += WIDTH) {
       const int lanes = int(inputs.channels - channel < WIDTH ? inputs.channels - channel : WIDTH);
       Vec<T> sum = load<true>(accum + channel * block.n_out + k * WIDTH, 0);
-      if (block.adds) sum += load<false>(row + channel, lanes);
-      store<false>(row + channel, sum, lanes);
+      if (block.adds) sum += load_lanes(row + channel, lanes);
+      store_lanes(row + channel, sum, lanes);
     }
   }
 }
@@ -194,11 +194,11 @@ void conv(const ConvInputs<T>& inputs, const EdgeRuns& runs, T* out, T* scratch)
   walk_paths(inputs, runs, chunk, [&](int b, int64_t k, const PathRun<T>& run) {
     const ConvBlock& block = inputs.blocks[b];
     const int64_t receiver = runs.runs[k].receiver;
-    if (runs.runs[k].first_of_row)
+    if (runs.runs[k].starts_sum)
       for (int64_t i = 0; i < block.n_out * padded(inputs.channels); ++i) chunk.bars[i] = T(0);
     with_degree(inputs.edges.n_coef,
                 [&](auto n_coef) { conv_path_of<n_coef.value>(block.n_out, run, chunk.bars); });
-    if (k + 1 == runs.n_runs || runs.runs[k + 1].first_of_row)
+    if (k + 1 == runs.n_runs || runs.runs[k + 1].starts_sum)
       store_messages(inputs, block, receiver, chunk.bars, out);
   });
 }

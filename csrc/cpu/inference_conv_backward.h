@@ -165,7 +165,7 @@ MS_INLINE void pack_bars(const ConvInputs<T>& inputs, const ConvBlock& block, in
     T* target = bars + k * WIDTH;
     for (int64_t channel = 0; channel < inputs.channels; channel += WIDTH) {
       const int64_t left = inputs.channels - channel;
-      const Vec<T> bar = load<false>(row + channel, left < WIDTH ? int(left) : WIDTH);
+      const Vec<T> bar = load_lanes(row + channel, left < WIDTH ? int(left) : WIDTH);
       store<true>(target + channel * block.n_out, norm * bar, 0);
     }
   }
@@ -219,7 +219,7 @@ void conv_backward(const ConvInputs<T>& inputs, const EdgeRuns& runs, const T* o
     const ConvBlock& block = inputs.blocks[b];
     const EdgeRun& edges = runs.runs[k];
     if (k == 0) spread_terms(block, spread);
-    if (edges.first_of_row) pack_bars(inputs, block, edges.receiver, out_bar, chunk.bars);
+    if (edges.starts_sum) pack_bars(inputs, block, edges.receiver, out_bar, chunk.bars);
     const int32_t* sender = inputs.edges.sender + edges.edge;
     const BackRun<T> back{chunk.radial_values, chunk.bars, sender, up_bar, sums, &locks};
     with_degree(inputs.edges.n_coef, [&](auto n_coef) {
@@ -233,7 +233,7 @@ void conv_backward(const ConvInputs<T>& inputs, const EdgeRuns& runs, const T* o
   });
   for (int64_t k = 0; k < runs.n_runs; ++k)
     add_edge_gradients(inputs.edges, runs.runs[k], chunk.attrs_bar + k * EDGES * ATTRS_STRIDE,
-                       chunk.radial + k * EDGES, T(1));
+                       chunk.radial + k * EDGES);
 }
 
 }  // namespace ISA

@@ -93,11 +93,10 @@ MS_INLINE void harmonics_vjp(const EdgeInputs<T>& edges, const EdgeRun& run,
     }
 }
 
-/// edges.grad += scale * (radial * n + (G - n (n . G)) / r); radial [EDGES] is by place between
-/// knots.
+/// edges.grad += radial * n + (G - n (n . G)) / r; radial [EDGES] is by place between knots.
 template <typename T>
 MS_INLINE void add_edge_gradients(const EdgeInputs<T>& edges, const EdgeRun& run,
-                                  const T* attrs_bar, const T* radial, T scale) {
+                                  const T* attrs_bar, const T* radial) {
   alignas(64) T g[3][EDGES];
   harmonics_vjp(edges, run, attrs_bar, g);
   for (int e = 0; e < run.count; ++e) {
@@ -105,8 +104,7 @@ MS_INLINE void add_edge_gradients(const EdgeInputs<T>& edges, const EdgeRun& run
     T* grad = edges.grad + 3 * (run.edge + e);
     const T along = n[0] * g[0][e] + n[1] * g[1][e] + n[2] * g[2][e];
     const T slope = radial[e] * T(edges.inverse_step) - along * n[3];
-    for (int axis = 0; axis < 3; ++axis)
-      grad[axis] += scale * (slope * n[axis] + g[axis][e] * n[3]);
+    for (int axis = 0; axis < 3; ++axis) grad[axis] += slope * n[axis] + g[axis][e] * n[3];
   }
 }
 

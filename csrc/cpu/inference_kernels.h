@@ -26,7 +26,7 @@ static_assert(MAX_HARMONICS + HARMONICS_AT_ONCE <= ATTRS_STRIDE, "would add to t
 struct EdgeRun {
   int64_t receiver, edge;
   int32_t count;
-  bool first_of_row;
+  bool starts_sum;        /* the run before belongs to another receiver, or species */
   int32_t sender_species; /* of all of them, where runs are cut by species */
 };
 
@@ -132,7 +132,9 @@ __attribute__((always_inline)) constexpr int64_t padded(int64_t size) {
   return (size + 15) / 16 * 16;
 }
 
-inline int64_t scatter_scratch(int64_t n_hidden) { return 2 * EDGES * padded(n_hidden); }
+inline int64_t scatter_scratch(int64_t n_hidden) {
+  return (2 * EDGES + MAX_HARMONICS) * padded(n_hidden);
+}
 
 inline int64_t conv_scratch(int64_t channels, int64_t dim_edge, int64_t n_runs) {
   return (4 + MAX_BLOCK_ROWS) * padded(channels) + n_runs * EDGES * (dim_edge + ATTRS_STRIDE + 1);

@@ -74,6 +74,24 @@ MS_INLINE void store_sums(T* target, const Vec<T> (&vectors)[N]) {
   }
 }
 
+/// The first lanes of a vector, the others being zero. Unlike load<false>, does not send whole
+/// vectors through memory.
+template <typename T>
+MS_INLINE Vec<T> load_lanes(const T* source, int lanes) {
+  if (lanes == Simd<T>::WIDTH) return load<true>(source, lanes);
+  T few[Simd<T>::WIDTH] = {};
+  for (int i = 0; i < lanes; ++i) few[i] = source[i];
+  return load<true>(few, lanes);
+}
+
+template <typename T>
+MS_INLINE void store_lanes(T* target, const Vec<T>& vec, int lanes) {
+  if (lanes == Simd<T>::WIDTH) return store<true>(target, vec, lanes);
+  T few[Simd<T>::WIDTH];
+  store<true>(few, vec, lanes);
+  for (int i = 0; i < lanes; ++i) target[i] = few[i];
+}
+
 template <typename T>
 MS_INLINE T sum_lanes(const Vec<T>& vec) {
   const Vec<T> vectors[1] = {vec};

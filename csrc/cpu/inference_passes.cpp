@@ -49,10 +49,15 @@ void cut_runs(const ms_nodes& nodes, const ms_edges& edges, int64_t first, int64
     const int64_t start = nodes.first[node], stop = start + edges.count[node];
     for (int64_t edge = start; edge < stop;) {
       EdgeRun run{node, edge, 0, edge == start, 0};
-      if (species) run.sender_species = species[edges.sender[edge]];
-      do ++run.count, ++edge;
+      if (species) {
+        run.sender_species = species[edges.sender[edge]];
+        run.starts_sum = edge == start || run.sender_species != runs.back().sender_species;
+      }
       while (edge < stop && run.count < EDGES &&
-             (!species || species[edges.sender[edge]] == run.sender_species));
+             (!species || species[edges.sender[edge]] == run.sender_species)) {
+        ++run.count;
+        ++edge;
+      }
       runs.push_back(run);
     }
   }
