@@ -66,6 +66,20 @@ def invoke(*words):
     return CliRunner().invoke(app, ["bench", "md", *map(str, words)])
 
 
+# ---- LAMMPS' account ----
+
+
+@pytest.mark.parametrize(("ranks", "threads"), [(1, "no"), (1, "2"), (2, "1"), (4, "3")])
+def test_threads_are_no_ranks(ranks, threads):
+    """LAMMPS' "procs" are ranks times threads."""
+    procs = ranks * (1 if threads == "no" else int(threads))
+    text = (
+        f"Loop time of 0.5 on {procs} procs for 10 steps with 432 atoms\n"
+        f"99.0% CPU use with {ranks} MPI tasks x {threads} OpenMP threads\n"
+    )
+    assert md_lammps.loop_time(text) == {"ms_per_step": 50.0, "ranks": ranks}
+
+
 # ---- the system ----
 
 

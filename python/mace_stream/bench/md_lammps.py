@@ -201,11 +201,11 @@ def failure(lines: list[str], code: int) -> str:
 
 def loop_time(text: str) -> dict[str, float | int]:
     """Return milliseconds per step of the last run in a log, and its number of ranks."""
-    loops = re.findall(r"Loop time of (\S+) on (\d+) procs for (\d+) steps", text)
-    seconds, ranks, steps = loops[-1]
+    seconds, steps = re.findall(r"Loop time of (\S+) on \d+ procs for (\d+) steps", text)[-1]
+    ranks = int(re.findall(r"with (\d+) MPI tasks x", text)[-1])
     if int(steps) == 0:
-        return {"ranks": int(ranks)}
-    return {"ms_per_step": 1e3 * float(seconds) / int(steps), "ranks": int(ranks)}
+        return {"ranks": ranks}
+    return {"ms_per_step": 1e3 * float(seconds) / int(steps), "ranks": ranks}
 
 
 def task_times(text: str) -> dict[str, float]:
