@@ -5,10 +5,14 @@ from __future__ import annotations
 import importlib
 
 __version__ = "0.1.0"
-__all__ = ["validate"]
+__all__ = ["hessian", "hvp", "validate"]
 
 # Loaded when first used, so that LAMMPS' look at the entry point stays quick.
-_LAZY = {"validate": "mace_stream.validation"}
+_LAZY = {
+    "hessian": "mace_stream.second_derivatives",
+    "hvp": "mace_stream.second_derivatives",
+    "validate": "mace_stream.validation",
+}
 
 
 def __getattr__(name: str) -> object:

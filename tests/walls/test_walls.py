@@ -27,6 +27,8 @@ FORBIDDEN = {
     "bench": {"mace_stream.bridge", "mace_stream.cli"} | ENGINES,
     "testing": {"mace_stream.cli", "mace_stream.bridge"} | ENGINES,
     "validation": {"mace_stream.cli", "mace_stream.bridge", "mace_stream.torch", "mpi4py"},
+    "second_derivatives.py": {"jax", "mace", "e3nn", "mace_stream.bridge", "mace_stream.cli"}
+    | ENGINES,
     "cli": set(),
 }
 # A file named here has its own row.
@@ -49,7 +51,8 @@ LIGHT_ROOMS = {
     "tables",
 }
 LIGHT_FORBIDDEN = {
-    f"mace_stream.{room}" for room in ("torch", "jax", "bridge", "cli", "convert", "validation")
+    f"mace_stream.{room}"
+    for room in ("torch", "jax", "bridge", "cli", "convert", "validation", "second_derivatives")
 }
 
 # C++: headers that a file may not include, by folder; a file named here has its own row.
