@@ -123,9 +123,10 @@ def _products(model: MACE, atoms: Atoms, vectors: Tensor) -> np.ndarray:
     gradient = None
     results = np.zeros(tuple(vectors.shape))
     try:
-        gradient = _Gradient(model, atoms)
-        for k, vector in enumerate(vectors):
-            results[k] = gradient.differentiate(vector)
+        with torch.enable_grad():
+            gradient = _Gradient(model, atoms)
+            for k, vector in enumerate(vectors):
+                results[k] = gradient.differentiate(vector)
     except Exception as error:
         if is_out_of_memory(error):
             raise MemoryError(_no_room(atoms, gradient)) from error
@@ -157,9 +158,8 @@ class _Gradient:
         ends = self._put(receiver), self._put(sender)
         edge_vec = self.x.index_select(0, ends[0]) - self.x.index_select(0, ends[1]) - offset
         species = torch.tensor(species, dtype=torch.int64, device=self.device)
-        with torch.enable_grad():
-            energy, _ = model(edge_vec, self._put(indptr), ends[1], species)
-            (self.gradient,) = torch.autograd.grad(energy, self.x, create_graph=True)
+        energy, _ = model(edge_vec, self._put(indptr), ends[1], species)
+        (self.gradient,) = torch.autograd.grad(energy, self.x, create_graph=True)
 
     def _put(self, array: np.ndarray) -> Tensor:
         return torch.tensor(array, device=self.device)
