@@ -68,6 +68,9 @@ class ModelSession {
   /// Which way each exchange of an evaluation goes, true for home.
   virtual std::vector<bool> exchanges() = 0;
 
+  /// What decides the numbers: model, SHA-256, head, precision, elements, for restart files.
+  virtual Facts record() = 0;
+
   /// Hands over a new list. The graph need not outlive the call.
   virtual void set_topology(const EdgeGraph &graph) = 0;
 
@@ -78,8 +81,10 @@ class ModelSession {
   virtual void set_atoms(const EdgeGraph &nodes, const std::vector<std::int64_t> &node, int n_local,
                          double cutoff) = 0;
 
-  /// Ids of the nodes' atoms after a new list, for messages that name atoms: [n_senders].
-  virtual void set_ids(const std::vector<std::int64_t> &ids) = 0;
+  /// Ids of the nodes' atoms after a new list, and their rows of positions, for messages that name
+  /// atoms: [n_senders].
+  virtual void set_ids(const std::vector<std::int64_t> &ids,
+                       const std::vector<std::int64_t> &rows) = 0;
 
   /// Evaluates at `positions` [n_atoms, 3] in Å, ghosts included; the result lives until the next.
   virtual Evaluation &evaluate(const double *positions, int n_atoms, Wanted wanted) = 0;

@@ -35,7 +35,6 @@ static constexpr int REQUEST_NEWTON_OFF = 1 << 9;
 PairMACEStream::PairMACEStream(LAMMPS *lmp) : Pair(lmp), impl(new Impl)
 {
   single_enable = 0;
-  restartinfo = 0;
   one_coeff = 1;
   manybody_flag = 1;
   no_virial_fdotr_compute = 1;    // the virial comes from the edge gradients
@@ -61,6 +60,8 @@ PairMACEStream::~PairMACEStream()
 
 void PairMACEStream::settings(int narg, char **arg)
 {
+  impl->words = utils::join_words(std::vector<std::string>(arg, arg + narg), " ");
+  impl->continues = false;
   try {
     impl->options = mace_stream::check_options(std::vector<std::string>(arg, arg + narg));
   } catch (const std::exception &e) {
@@ -96,9 +97,11 @@ void PairMACEStream::coeff(int narg, char **arg)
   attempt([&] {
     const std::vector<std::string> symbols(arg + 3, arg + narg);
     impl->session = mace_stream::open_session(impl->model_path, symbols, impl->options, launch);
+    impl->record = impl->session->record();
     if (impl->exchange) impl->exchange->expect(impl->session->exchanges());
   });
   stop_if_failed();
+  compare_with_restart();
   impl->r_max = impl->session->r_max();
   check_types();
   if (!allocated) allocate();
@@ -146,6 +149,7 @@ void PairMACEStream::init_style()
   check_environment();
   check_special_bonds();
   check_masses();
+  check_exclusions();
 
   const bool real = strcmp(update->unit_style, "real") == 0;
   impl->energy_scale = real ? utils::get_conversion_factor(utils::ENERGY, utils::METAL2REAL) : 1.0;
@@ -247,6 +251,30 @@ void PairMACEStream::check_masses()
                      "{}; check the order of the element names",
                      i, atom->mass[i], standard[i]);
   }
+}
+
+/* ----------------------------------------------------------------------
+   Without some of its pairs an atom has another environment. Atoms that
+   are excluded from all others are deleted ones, which is no such case.
+------------------------------------------------------------------------- */
+
+void PairMACEStream::check_exclusions()
+{
+  if (comm->me == 0 && excludes_pairs())
+    error->warning(FLERR, "Pair style mace/stream: neigh_modify exclude takes pairs out of the "
+                          "neighbor list; in a many-body model that changes the energies and "
+                          "forces of all atoms around");
+}
+
+/* ---------------------------------------------------------------------- */
+
+bool PairMACEStream::excludes_pairs() const
+{
+  constexpr int group_all = 0;
+  bool excludes = neighbor->nex_type > 0 || neighbor->nex_mol > 0;
+  for (int k = 0; k < neighbor->nex_group; k++)
+    excludes |= neighbor->ex1_group[k] != group_all && neighbor->ex2_group[k] != group_all;
+  return excludes;
 }
 
 /* ---------------------------------------------------------------------- */

@@ -26,6 +26,10 @@ class PairMACEStream : public Pair {
   double init_one(int, int) override;
   void compute(int, int) override;
   void finish() override;
+  void write_restart(FILE *) override;
+  void read_restart(FILE *) override;
+  void write_restart_settings(FILE *) override;
+  void read_restart_settings(FILE *) override;
   void *extract(const char *, int &) override;
   int pack_forward_comm(int, int *, double *, int, int *) override;
   void unpack_forward_comm(int, int, double *) override;
@@ -39,6 +43,11 @@ class PairMACEStream : public Pair {
   void check_special_bonds();
   void choose_list();
   void check_masses();
+  void check_exclusions();
+  bool excludes_pairs() const;
+  void check_positions() const;
+  std::string restart_report() const;
+  void compare_with_restart() const;
   void check_types() const;
   void allocate();
   bool topology_is_stale() const;
@@ -47,6 +56,7 @@ class PairMACEStream : public Pair {
   void find_owners();
   void find_species();
   void refuse_exclusions();
+  void refuse_tally_computes();
   void find_ids();
   bool is_excluded(int) const;
   void connect_ranks();

@@ -8,13 +8,16 @@
 
 #include "atom.h"
 #include "comm.h"
+#include "compute.h"
 #include "error.h"
+#include "group.h"
 #include "neigh_list.h"
 #include "neighbor.h"
 #include "update.h"
 #include "utils.h"
 
 #include <algorithm>
+#include <cmath>
 #include <stdexcept>
 
 using namespace LAMMPS_NS;
@@ -25,6 +28,7 @@ using mace_stream::Stopwatch;
 void PairMACEStream::compute(int eflag, int vflag)
 {
   ev_init(eflag, vflag);
+  if (num_tally_compute > 0) refuse_tally_computes();
   if (topology_is_stale()) rebuild_topology();
   if (!impl->reported) print_start_report();
   evaluate_model();
@@ -34,6 +38,17 @@ void PairMACEStream::compute(int eflag, int vflag)
   add_forces();
   if (eflag_either) add_energies();
   if (vflag_either) add_virials();
+}
+
+/* ---------------------------------------------------------------------- */
+
+void PairMACEStream::refuse_tally_computes()
+{
+  error->all(FLERR,
+             "Pair style mace/stream: computes of the TALLY package add up energies of pairs, "
+             "and this model has none, so that they would show zero; leave compute {} out, or "
+             "below a hybrid style add: pair_modify pair mace/stream compute/tally no",
+             list_tally_compute[0]->id);
 }
 
 /* ----------------------------------------------------------------------
@@ -88,7 +103,7 @@ void PairMACEStream::hand_over_topology()
   else
     impl->session->set_topology(impl->graph);
   find_ids();
-  impl->session->set_ids(impl->ids);
+  impl->session->set_ids(impl->ids, impl->rows);
 }
 
 /* ---------------------------------------------------------------------- */
@@ -110,7 +125,8 @@ void PairMACEStream::find_owners()
 /* ----------------------------------------------------------------------
    NULL types are no atoms of the model. Nor are atoms of which every pair
    is excluded: fixes like gcmc mark deleted atoms so, and an isolated
-   atom's energy must not stay behind.
+   atom's energy must not stay behind. Nor are atoms outside of the group
+   that `neigh_modify include` names.
 ------------------------------------------------------------------------- */
 
 void PairMACEStream::find_species()
@@ -126,6 +142,8 @@ void PairMACEStream::find_species()
 bool PairMACEStream::is_excluded(int i) const
 {
   constexpr int group_all = 0;
+  if (neighbor->includegroup && !(atom->mask[i] & group->bitmask[neighbor->includegroup]))
+    return true;
   for (int k = 0; k < neighbor->nex_group; k++) {
     if (neighbor->ex2_group[k] == group_all && (atom->mask[i] & neighbor->ex1_bit[k])) return true;
     if (neighbor->ex1_group[k] == group_all && (atom->mask[i] & neighbor->ex2_bit[k])) return true;
@@ -140,11 +158,7 @@ bool PairMACEStream::is_excluded(int i) const
 
 void PairMACEStream::refuse_exclusions()
 {
-  constexpr int group_all = 0;
-  bool excluded = neighbor->nex_type > 0 || neighbor->nex_mol > 0;
-  for (int k = 0; k < neighbor->nex_group; k++)
-    excluded |= neighbor->ex1_group[k] != group_all && neighbor->ex2_group[k] != group_all;
-  if (excluded)
+  if (excludes_pairs())
     error->all(FLERR, "Pair style mace/stream: lists made on the device know no exclusions, and "
                       "neigh_modify exclude asks for some; add the keyword: neighbors full");
 }
@@ -156,12 +170,14 @@ void PairMACEStream::refuse_exclusions()
 void PairMACEStream::find_ids()
 {
   const auto &graph = impl->graph;
-  impl->ids.resize(graph.species.size());
-  for (int node = 0; node < graph.n_nodes(); node++)
-    impl->ids[node] = atom->tag[graph.node_atom[node]];
+  impl->rows.assign(graph.node_atom.begin(), graph.node_atom.end());
+  impl->rows.resize(graph.species.size());
   for (int i = atom->nlocal; i < atom->nlocal + atom->nghost; i++)
     if (impl->owner[i] < 0 && impl->species[i] >= 0)
-      impl->ids[graph.n_nodes() + ~impl->owner[i]] = atom->tag[i];
+      impl->rows[graph.n_nodes() + ~impl->owner[i]] = i;
+  impl->ids.resize(impl->rows.size());
+  std::transform(impl->rows.begin(), impl->rows.end(), impl->ids.begin(),
+                 [&](std::int64_t row) { return atom->tag[row]; });
 }
 
 /* ---------------------------------------------------------------------- */
@@ -179,6 +195,7 @@ void PairMACEStream::evaluate_model()
 
   if (impl->exchange) impl->exchange->begin();
   attempt([&] {
+    check_positions();
     impl->result = &impl->session->evaluate(n_all > 0 ? atom->x[0] : nullptr, n_all, wanted);
   });
   if (!impl->failure.empty())
@@ -188,6 +205,24 @@ void PairMACEStream::evaluate_model()
     settle_exchanges(wanted.node_virial);
   else
     stop_if_failed();
+}
+
+/* ----------------------------------------------------------------------
+   Pairs at a distance of NaN or infinity are beyond every cutoff, so that
+   the atom would be alone, with an energy and no force.
+------------------------------------------------------------------------- */
+
+void PairMACEStream::check_positions() const
+{
+  for (const int i : impl->graph.node_atom) {
+    const double *x = atom->x[i];
+    if (std::fabs(x[0]) < FARTHEST && std::fabs(x[1]) < FARTHEST && std::fabs(x[2]) < FARTHEST)
+      continue;
+    throw std::runtime_error(
+        fmt::format("atom {} is at ({}, {}, {}) Å, which is no place in any box; look at the steps "
+                    "before, and use a smaller timestep",
+                    atom->tag[i], x[0], x[1], x[2]));
+  }
 }
 
 /* ----------------------------------------------------------------------

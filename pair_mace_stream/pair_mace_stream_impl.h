@@ -15,8 +15,9 @@
 
 namespace LAMMPS_NS {
 
-static constexpr int HOME_WIDTH = 2;    // numbers per atom that tell its owner
-static constexpr int N_TIMES = 3;       // what compute pair can show
+static constexpr int HOME_WIDTH = 2;       // numbers per atom that tell its owner
+static constexpr double FARTHEST = 1e8;    // Å from the origin; doubles are 1e-8 Å apart there
+static constexpr int N_TIMES = 3;          // what compute pair can show
 
 struct PairMACEStream::Impl {
   // seconds since the start of the run
@@ -30,6 +31,7 @@ struct PairMACEStream::Impl {
   } tallied;    // at the last step with an energy
 
   mace_stream::Options options;
+  std::string words;    // the keywords as given
   std::string model_path;
   std::unique_ptr<mace_stream::RankExchange> exchange;    // null on one rank
   std::unique_ptr<mace_stream::ModelSession> session;
@@ -43,11 +45,12 @@ struct PairMACEStream::Impl {
 
   // what the graph was built from, to notice when it no longer holds
 
-  std::vector<int> types;           // [nlocal + nghost]
-  std::vector<int> owner;           // [nlocal + nghost]
-  std::vector<int> species;         // [nlocal + nghost]
-  std::vector<std::int64_t> ids;    // [n_senders]  of the nodes' atoms
-  bigint list_builds = -1;          // neighbor->ncalls at that time
+  std::vector<int> types;            // [nlocal + nghost]
+  std::vector<int> owner;            // [nlocal + nghost]
+  std::vector<int> species;          // [nlocal + nghost]
+  std::vector<std::int64_t> ids;     // [n_senders]  of the nodes' atoms
+  std::vector<std::int64_t> rows;    // [n_senders]  of the positions
+  bigint list_builds = -1;           // neighbor->ncalls at that time
 
   // several ranks
 
@@ -55,6 +58,12 @@ struct PairMACEStream::Impl {
   std::vector<mace_stream::RemoteAtom> remote;    // distinct atoms of other ranks among the ghosts
   std::string failure;                            // of this rank, not yet told
   int failed_at = 0;                              // exchanges that came before it
+
+  // what decides the numbers, now and where the restart file came from
+
+  mace_stream::Facts record;
+  mace_stream::Facts restarted;    // empty without a restart file
+  bool continues = false;          // pair_style has not been given since read_restart
 
   bool reported = false;
 };

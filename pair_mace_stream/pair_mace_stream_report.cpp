@@ -8,6 +8,7 @@
 
 #include "atom.h"
 #include "comm.h"
+#include "force.h"
 #include "neighbor.h"
 #include "update.h"
 #include "utils.h"
@@ -43,6 +44,7 @@ void PairMACEStream::print_start_report()
   facts["units"] = update->unit_style;
   facts["atoms"] = std::to_string(totals[0]);
   facts["edges"] = std::to_string(totals[1]);
+  if (force->pair_match("zbl", 0)) facts["zbl"] = "another style";
   if (impl->exchange) facts["ranks"] = gather_lines(place);
   attempt([&] { text = impl->session->start_report(facts); });
   stop_if_failed();

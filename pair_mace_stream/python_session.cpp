@@ -149,6 +149,11 @@ class PythonSession : public ModelSession {
     return in_python([&] { return session_.attr("exchanges").cast<std::vector<bool>>(); });
   }
 
+  Facts record() override
+  {
+    return in_python([&] { return session_.attr("record").cast<Facts>(); });
+  }
+
   void set_topology(const EdgeGraph &graph) override
   {
     count_nodes(graph);
@@ -159,9 +164,9 @@ class PythonSession : public ModelSession {
     });
   }
 
-  void set_ids(const std::vector<std::int64_t> &ids) override
+  void set_ids(const std::vector<std::int64_t> &ids, const std::vector<std::int64_t> &rows) override
   {
-    in_python([&] { session_.attr("set_ids")(view(ids)); });
+    in_python([&] { session_.attr("set_ids")(view(ids), view(rows)); });
   }
 
   bool finds_pairs() const override { return finds_pairs_; }

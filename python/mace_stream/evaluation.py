@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -47,18 +48,18 @@ NAMED = 6
 """No more atoms than this are named in a message."""
 
 
-def check_finite(result: Evaluation, ids: np.ndarray) -> None:
+def check_finite(result: Evaluation, name: Callable[[int], str]) -> None:
     """Raise ``ValueError`` if energy, forces or virial hold a value that is not finite.
 
     Args:
         result: As evaluated.
-        ids: Names of the atoms on which there are forces.
+        name: Tells the id and place of the atom of a node.
     """
     bad = np.flatnonzero(~np.isfinite(result.forces).all(axis=1))
     if bad.size:
-        named = " ".join(map(str, ids[bad[:NAMED]])) + " ..." * (bad.size > NAMED)
+        named = ", ".join(map(name, bad[:NAMED])) + ", ..." * (bad.size > NAMED)
         raise ValueError(
-            f"forces on {bad.size} of {len(result.forces)} atoms are not finite, atom ids {named}; "
+            f"forces on {bad.size} of {len(result.forces)} atoms are not finite: {named}; "
             "atoms are on top of each other or far outside what the model knows: look at the last "
             "positions, and use a smaller timestep"
         )

@@ -111,7 +111,7 @@ def test_atoms_with_wrong_forces_are_named(model, lmp):
     with pytest.raises(Exception, match="forces on 2 of 5 atoms are not finite") as caught:
         lmp.command("run 0")
     assert "failed at step 0" in str(caught.value)
-    assert "atom ids 2 4;" in str(caught.value)
+    assert "finite: atom 2 at (22.0000, 2.0000, 2.0000) Å, atom 4 at (22.0000" in str(caught.value)
 
 
 # ---- planted mistakes ----
@@ -121,8 +121,8 @@ def test_without_ids_the_names_would_be_wrong(model, monkeypatch):
     """The checks above see atoms named by their place in the list."""
     from mace_stream.bridge.session import Session
 
-    def count(self, ids: np.ndarray) -> None:
-        self._ids = np.arange(len(ids))
+    def count(self, ids: np.ndarray, rows: np.ndarray) -> None:
+        self._ids, self._rows = np.arange(len(ids)), rows
 
     monkeypatch.setattr(Session, "set_ids", count)
     with opened() as lmp:

@@ -33,6 +33,7 @@ def start(session: Session, facts: Mapping[str, str]) -> str:
         ("neighbor list", facts["list"]),
         ("graph", f"{facts['atoms']} atoms, {facts['edges']} edges, skin included"),
         ("r_max", f"{session.r_max:g} Å"),
+        *_repulsion(session),
         ("skin", f"{facts['skin']} Å, ghost cutoff {facts['ghost_cutoff']} Å"),
         *session.evaluator.describe(),
         ("units", facts["units"]),
@@ -40,9 +41,23 @@ def start(session: Session, facts: Mapping[str, str]) -> str:
         ("", f"{session.backend_version}, Python {platform.python_version()}"),
     ]
     body = "\n".join(f"  {name:<14} {text}" for name, text in lines)
-    warning = session.launch.warning()
-    after = f"WARNING: Pair style mace/stream: {warning}\n" if warning else ""
+    warnings = [session.launch.warning(), _double_repulsion(session, facts)]
+    after = "".join(f"WARNING: Pair style mace/stream: {text}\n" for text in warnings if text)
     return f"{RULE}\npair_style mace/stream\n{body}\n{RULE}\n{after}"
+
+
+def _repulsion(session: Session) -> list[tuple[str, str]]:
+    kind = session.spec.pair_repulsion
+    return [("repulsion", f"{kind}, a part of the model")] if kind != "none" else []
+
+
+def _double_repulsion(session: Session, facts: Mapping[str, str]) -> str:
+    if session.spec.pair_repulsion == "none" or "zbl" not in facts:
+        return ""
+    return (
+        "the model has a ZBL repulsion of its own, and another pair style with zbl in its name "
+        "adds one; leave that style out"
+    )
 
 
 def _ranks(places: Sequence[str]) -> list[tuple[str, str]]:

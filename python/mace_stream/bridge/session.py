@@ -53,7 +53,7 @@ class Session:
         self.symbols = tuple(symbols)
         self.type_species, self.type_masses = map_types(self.spec.elements, symbols)
         self.r_max = self.spec.r_max
-        self._ids = np.zeros(0, dtype=np.int64)
+        self._ids = self._rows = np.zeros(0, dtype=np.int64)
         self._verifies = options["verify"] == "yes"
         self.energies = tensors["atomic_energies"][self.spec.heads.index(self.head)]
         self.launch = Launch.find(counted or {})
@@ -69,6 +69,17 @@ class Session:
         """Which way each exchange of an evaluation goes on several ranks, True for home."""
         later_layers = len(self.spec.layers) - 1
         return [False] * later_layers + [True] * later_layers
+
+    @property
+    def record(self) -> dict[str, str]:
+        """What decides the numbers, one line each, for restart files."""
+        return {
+            "model": str(self.path.resolve()),
+            "SHA-256": self.sha256,
+            "head": self.head,
+            "precision": self.evaluator.placement.precision,
+            "elements": " ".join(self.symbols),
+        }
 
     def set_halo(self, halo: Halo) -> None:
         """Take over the nodes that ranks share; before each new list on several ranks."""
@@ -126,10 +137,16 @@ class Session:
         check_array("species", species, (len(species),), "int32")
         self.evaluator.set_atoms(n_local, node, species, cutoff)
 
-    def set_ids(self, ids: np.ndarray) -> None:
-        """Take over the ids of the nodes' atoms, int64 [n_senders], for messages that name them."""
+    def set_ids(self, ids: np.ndarray, rows: np.ndarray) -> None:
+        """Take over what messages name atoms by, after a new list.
+
+        Args:
+            ids: int64 [n_senders]; of the nodes' atoms.
+            rows: int64 [n_senders]; rows of the positions that are theirs.
+        """
         check_array("ids", ids, (len(ids),), "int64")
-        self._ids = ids.copy()
+        check_array("rows", rows, (len(ids),), "int64")
+        self._ids, self._rows = ids.copy(), rows.copy()
 
     def evaluate(self, positions: np.ndarray, node_energy: bool, node_virial: bool) -> Evaluation:
         """Return energy, forces and virial at these positions.
@@ -153,8 +170,12 @@ class Session:
                 f"{pair.reach:g} Å, where the radial tables start; check the structure, use a "
                 "smaller timestep, or add the keyword: radial exact"
             ) from None
-        check_finite(result, self._ids)
+        check_finite(result, lambda node: self._atom(node, positions))
         return result
+
+    def _atom(self, node: int, positions: np.ndarray) -> str:
+        x, y, z = positions[self._rows[node]]
+        return f"atom {self._ids[node]} at ({x:.4f}, {y:.4f}, {z:.4f}) Å"
 
     def take_list(self, positions: np.ndarray) -> int:
         """Take over a new list before its first evaluation, at these positions.
