@@ -56,6 +56,8 @@ class ModelSession {
  public:
   virtual ~ModelSession() = default;
 
+  /// More than one is a committee.
+  virtual int n_models() const = 0;
   /// Cutoff in Å.
   virtual double r_max() const = 0;
   /// Species of each atom type, -1 for NULL: [n_types + 1], entry 0 unused.
@@ -67,6 +69,8 @@ class ModelSession {
   virtual void set_exchange(FeatureExchange &exchange) = 0;
   /// Which way each exchange of an evaluation goes, true for home.
   virtual std::vector<bool> exchanges() = 0;
+  /// The same for `all_forces`.
+  virtual std::vector<bool> other_exchanges() = 0;
 
   /// What decides the numbers: model, SHA-256, head, precision, elements, for restart files.
   virtual Facts record() = 0;
@@ -88,6 +92,10 @@ class ModelSession {
 
   /// Evaluates at `positions` [n_atoms, 3] in Å, ghosts included; the result lives until the next.
   virtual Evaluation &evaluate(const double *positions, int n_atoms, Wanted wanted) = 0;
+
+  /// Forces of every model of a committee where the last evaluation was, [n_models][n_senders, 3];
+  /// models that were not evaluated there are now. The result lives until the next.
+  virtual std::vector<std::vector<double>> &all_forces() = 0;
 
   /// Takes over a new list, if there is one, before its first evaluation at these positions.
   /// Returns the number of its pairs, each counted from both sides.

@@ -70,33 +70,56 @@ void PairMACEStream::settings(int narg, char **arg)
 }
 
 /* ----------------------------------------------------------------------
+   Where the element names begin: behind the file, or behind the colon that
+   ends several files.
+------------------------------------------------------------------------- */
+
+static int first_name(int narg, char **arg)
+{
+  for (int i = 2; i < narg; i++)
+    if (strcmp(arg[i], ":") == 0) return i + 1;
+  return 3;
+}
+
+/* ----------------------------------------------------------------------
    pair_coeff * * FILE.mace ELEMENT_1 ... ELEMENT_ntypes
+   pair_coeff * * FILE_1.mace ... FILE_n.mace : ELEMENT_1 ... ELEMENT_ntypes
 ------------------------------------------------------------------------- */
 
 void PairMACEStream::coeff(int narg, char **arg)
 {
   const int ntypes = atom->ntypes;
-  if (narg != 3 + ntypes)
+  const int names = first_name(narg, arg);
+  const int n_files = std::max(1, names - 3);
+  if (names == 3 && narg > 2 && strcmp(arg[2], ":") == 0)
+    error->all(FLERR, "Pair style mace/stream: pair_coeff names no model file before the colon");
+  if (narg != names + ntypes)
     error->all(FLERR,
                "Pair style mace/stream: expected pair_coeff * * FILE.mace and {} element names, "
                "one per atom "
-               "type (NULL for a type that another style serves), got {} names",
-               ntypes, std::max(0, narg - 3));
+               "type (NULL for a type that another style serves), got {} names; several files end "
+               "with a colon",
+               ntypes, std::max(0, narg - names));
   if (strcmp(arg[0], "*") != 0 || strcmp(arg[1], "*") != 0)
     error->all(FLERR, "Pair style mace/stream: pair_coeff must begin with * *, got {} {}", arg[0],
                arg[1]);
 
-  const std::string found = utils::get_potential_file_path(arg[2]);
-  impl->model_path = found.empty() ? arg[2] : found;
+  std::vector<std::string> paths(arg + 2, arg + 2 + n_files);
+  for (std::string &path : paths) {
+    const std::string found = utils::get_potential_file_path(path);
+    if (!found.empty()) path = found;
+  }
+  impl->model_path = paths[0];
   impl->session.reset();    // the old model goes before the new one comes
   impl->reported = false;
   impl->list_builds = -1;
+  impl->deviations_of = -1;
   if (comm->nprocs > 1 && !impl->exchange)
     impl->exchange = std::make_unique<mace_stream::RankExchange>(world, impl->messages);
   const mace_stream::Launch launch = find_launch();
   attempt([&] {
-    const std::vector<std::string> symbols(arg + 3, arg + narg);
-    impl->session = mace_stream::open_session(impl->model_path, symbols, impl->options, launch);
+    const std::vector<std::string> symbols(arg + names, arg + narg);
+    impl->session = mace_stream::open_session(paths, symbols, impl->options, launch);
     impl->record = impl->session->record();
     if (impl->exchange) impl->exchange->expect(impl->session->exchanges());
   });

@@ -12,6 +12,7 @@
 #include <functional>
 #include <map>
 #include <string>
+#include <vector>
 
 namespace LAMMPS_NS {
 
@@ -34,6 +35,12 @@ class PairMACEStream : public Pair {
   int pack_forward_comm(int, int *, double *, int, int *) override;
   void unpack_forward_comm(int, int, double *) override;
   double memory_usage() override;
+
+  /// More than one is a committee; 0 before pair_coeff.
+  int n_models() const;
+  /// Deviation of every local atom's force over the models of a committee, in force units, where
+  /// the last evaluation was: [nlocal], -1 for atoms that no model describes. Collective.
+  const std::vector<double> &force_deviations();
 
  private:
   struct Impl;
@@ -62,6 +69,10 @@ class PairMACEStream : public Pair {
   void connect_ranks();
   void find_sent_nodes();
   void settle_exchanges(bool);
+  void settle_messages();
+  void name_failure();
+  void evaluate_others();
+  void find_deviations(const std::vector<std::vector<double>> &);
   std::map<std::string, int> find_launch();
   void attempt(const std::function<void()> &);
   void stop_if_failed();

@@ -190,6 +190,8 @@ void PairMACEStream::evaluate_model()
   wanted.node_energy = eflag_atom;
   wanted.node_virial = vflag_atom || cvflag_atom;
   impl->evaluations++;
+  impl->evaluation++;
+  impl->n_evaluated = atom->nlocal;
 
   // one rank can fail alone, but not stop alone
 
@@ -198,9 +200,7 @@ void PairMACEStream::evaluate_model()
     check_positions();
     impl->result = &impl->session->evaluate(n_all > 0 ? atom->x[0] : nullptr, n_all, wanted);
   });
-  if (!impl->failure.empty())
-    impl->failure = fmt::format("model {} failed at step {}: {}", impl->model_path,
-                                update->ntimestep, impl->failure);
+  name_failure();
   if (impl->exchange)
     settle_exchanges(wanted.node_virial);
   else

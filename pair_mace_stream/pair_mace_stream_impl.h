@@ -43,6 +43,12 @@ struct PairMACEStream::Impl {
   mace_stream::EdgeGraph graph;
   mace_stream::Evaluation *result = nullptr;
 
+  // committee: how far the models differ, and in which evaluation they did
+
+  std::vector<double> deviations;    // [n_evaluated]
+  bigint evaluation = 0, deviations_of = -1;
+  int n_evaluated = 0;    // nlocal at that time
+
   // what the graph was built from, to notice when it no longer holds
 
   std::vector<int> types;            // [nlocal + nghost]

@@ -136,6 +136,18 @@ void PairMACEStream::stop_if_failed()
 
 void PairMACEStream::settle_exchanges(bool node_virial)
 {
+  settle_messages();
+  const mace_stream::Stopwatch::Lap lap(impl->settling);
+  auto &exchange = *impl->exchange;
+  const auto n_nodes = static_cast<std::size_t>(impl->graph.n_nodes());
+  exchange.add_home(impl->result->forces.data(), n_nodes, 3);
+  if (node_virial) exchange.add_home(impl->result->sender_virial.data(), n_nodes, 9);
+}
+
+/* ---------------------------------------------------------------------- */
+
+void PairMACEStream::settle_messages()
+{
   auto &exchange = *impl->exchange;
   attempt([&] {
     if (exchange.n_started() != exchange.n_expected())
@@ -145,9 +157,6 @@ void PairMACEStream::settle_exchanges(bool node_virial)
   const mace_stream::Stopwatch::Lap lap(impl->settling);
   if (!impl->failure.empty()) exchange.abandon();
   stop_if_failed();
-  const auto n_nodes = static_cast<std::size_t>(impl->graph.n_nodes());
-  exchange.add_home(impl->result->forces.data(), n_nodes, 3);
-  if (node_virial) exchange.add_home(impl->result->sender_virial.data(), n_nodes, 9);
 }
 
 /* ----------------------------------------------------------------------

@@ -16,7 +16,8 @@
 
 namespace {
 
-using CreateFn = void *(*)(void *lmp);
+using CreatePairFn = void *(*)(void *lmp);
+using CreateComputeFn = void *(*)(void *lmp, int narg, char **arg);
 using TextFn = const char *(*)();
 
 std::string own_directory()
@@ -88,53 +89,63 @@ std::string open_python()
          "python -c \"from lammps import lammps; lammps().file('in.script')\"";
 }
 
-/// The bridge's factory; `why` tells what failed if there is none. The bridge is never unmapped,
-/// since Python is not.
+/// The bridge library, with Python running; `why` tells what failed if there is none. It is never
+/// unmapped, since Python is not.
 
-CreateFn open_bridge(std::string &why)
+void *open_bridge(std::string &why)
 {
-  static CreateFn create = nullptr;
-  if (create) return create;
+  static void *bridge = nullptr;
+  if (bridge) return bridge;
   why = open_python();
   if (!why.empty()) return nullptr;
   const std::string path = own_directory() + "/libmace_stream_bridge.so";
-  void *bridge = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
-  if (bridge) {
-    create = reinterpret_cast<CreateFn>(dlsym(bridge, "mace_stream_create_pair"));
-    const auto check = reinterpret_cast<TextFn>(dlsym(bridge, "mace_stream_start_python"));
-    const char *fault = check ? check() : "mace_stream_start_python is missing";
-    if (*fault) create = nullptr;
-    why = fault;
+  void *opened = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+  if (opened) {
+    const auto check = reinterpret_cast<TextFn>(dlsym(opened, "mace_stream_start_python"));
+    why = check ? check() : "mace_stream_start_python is missing";
+    if (why.empty()) bridge = opened;
   } else {
     why = dlerror();
   }
-  return create;
+  return bridge;
 }
 
 /// LAMMPS prints the message, then unwinds as after each of its own errors. `lammps_error` alone
 /// would return.
 
-[[noreturn]] void stop(void *lmp, const std::string &why)
+[[noreturn]] void stop(void *lmp, const std::string &text)
 {
   constexpr int error_on_all_ranks = 2;
-  const std::string text = "Pair style mace/stream: " + why;
   const auto print_error = host_symbol<void (*)(void *, int, const char *)>("lammps_error");
   if (print_error) print_error(lmp, error_on_all_ranks, text.c_str());
   throw LAMMPS_NS::LAMMPSException(text);
 }
 
-void *create_pair(void *lmp)
+/// A factory of the bridge; stops with `who` in front of the reason where there is none.
+
+template <typename Factory> Factory factory(void *lmp, const std::string &who, const char *name)
 {
   std::string why = refusal(lmp);
-  if (!why.empty()) stop(lmp, why);
-  CreateFn create = open_bridge(why);
-  if (!create) stop(lmp, why);
-  return create(lmp);
+  void *bridge = why.empty() ? open_bridge(why) : nullptr;
+  if (!bridge) stop(lmp, who + why);
+  return reinterpret_cast<Factory>(dlsym(bridge, name));
+}
+
+void *create_pair(void *lmp)
+{
+  return factory<CreatePairFn>(lmp, "Pair style mace/stream: ", "mace_stream_create_pair")(lmp);
+}
+
+void *create_compute(void *lmp, int narg, char **arg)
+{
+  const auto create = factory<CreateComputeFn>(
+      lmp, "Compute mace/stream/deviation: ", "mace_stream_create_compute");
+  return create(lmp, narg, arg);
 }
 
 }    // namespace
 
-/// Registers the style in every LAMMPS: the refusal comes with the first `pair_style mace/stream`,
+/// Registers the styles in every LAMMPS: the refusal comes with the first `pair_style mace/stream`,
 /// so that inputs that do not use the style are not disturbed by a mismatch.
 
 extern "C" __attribute__((visibility("default"))) void lammpsplugin_init(void *lmp, void *handle,
@@ -148,5 +159,11 @@ extern "C" __attribute__((visibility("default"))) void lammpsplugin_init(void *l
   plugin.author = "the mace-stream developers";
   plugin.creator.v1 = &create_pair;
   plugin.handle = handle;
+  reinterpret_cast<lammpsplugin_regfunc>(regfunc)(&plugin, lmp);
+
+  plugin.style = "compute";
+  plugin.name = "mace/stream/deviation";
+  plugin.info = "force deviation of a committee of MACE models, mace-stream " MACE_STREAM_VERSION;
+  plugin.creator.v2 = &create_compute;
   reinterpret_cast<lammpsplugin_regfunc>(regfunc)(&plugin, lmp);
 }

@@ -100,12 +100,13 @@ template <typename Body> void without_gil(Body body)
 
 class PythonSession : public ModelSession {
  public:
-  PythonSession(const std::string &path, const std::vector<std::string> &symbols,
+  PythonSession(const std::vector<std::string> &paths, const std::vector<std::string> &symbols,
                 const Options &options, const Launch &launch)
   {
     in_python([&] {
-      const auto type = py::module_::import("mace_stream.bridge").attr("Session");
-      session_ = type(path, symbols, options, launch);
+      const auto open = py::module_::import("mace_stream.bridge").attr("open_session");
+      session_ = open(paths, symbols, options, launch);
+      n_models_ = session_.attr("n_models").cast<int>();
       r_max_ = session_.attr("r_max").cast<double>();
       finds_pairs_ = session_.attr("finds_pairs").cast<bool>();
       type_species_ = session_.attr("type_species").cast<std::vector<int>>();
@@ -121,6 +122,7 @@ class PythonSession : public ModelSession {
     session_.release().dec_ref();
   }
 
+  int n_models() const override { return n_models_; }
   double r_max() const override { return r_max_; }
   const std::vector<int> &type_species() const override { return type_species_; }
   const std::vector<double> &type_masses() const override { return type_masses_; }
@@ -147,6 +149,11 @@ class PythonSession : public ModelSession {
   std::vector<bool> exchanges() override
   {
     return in_python([&] { return session_.attr("exchanges").cast<std::vector<bool>>(); });
+  }
+
+  std::vector<bool> other_exchanges() override
+  {
+    return in_python([&] { return session_.attr("other_exchanges").cast<std::vector<bool>>(); });
   }
 
   Facts record() override
@@ -198,6 +205,17 @@ class PythonSession : public ModelSession {
     return result_;
   }
 
+  std::vector<std::vector<double>> &all_forces() override
+  {
+    all_forces_.resize(n_models_);
+    in_python([&] {
+      const py::list forces = session_.attr("all_forces")();
+      for (int model = 0; model < n_models_; model++)
+        copy_checked(forces[model], all_forces_[model], 3 * n_senders_, "forces");
+    });
+    return all_forces_;
+  }
+
   std::int64_t take_list(const double *positions, int n_atoms) override
   {
     return in_python([&] {
@@ -234,12 +252,14 @@ class PythonSession : public ModelSession {
 
  private:
   py::object session_;
+  int n_models_ = 1;
   double r_max_ = 0.0;
   bool finds_pairs_ = false;
   std::vector<int> type_species_;
   std::vector<double> type_masses_;
   std::size_t n_nodes_ = 0, n_senders_ = 0;
   Evaluation result_;
+  std::vector<std::vector<double>> all_forces_;
 
   void count_nodes(const EdgeGraph &graph)
   {
@@ -257,11 +277,11 @@ Options check_options(const std::vector<std::string> &words)
   });
 }
 
-std::unique_ptr<ModelSession> open_session(const std::string &path,
+std::unique_ptr<ModelSession> open_session(const std::vector<std::string> &paths,
                                            const std::vector<std::string> &symbols,
                                            const Options &options, const Launch &launch)
 {
-  return std::make_unique<PythonSession>(path, symbols, options, launch);
+  return std::make_unique<PythonSession>(paths, symbols, options, launch);
 }
 
 }    // namespace mace_stream

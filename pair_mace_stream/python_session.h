@@ -15,9 +15,9 @@ using Launch = std::map<std::string, int>;
 /// Throws std::runtime_error that names a wrong keyword or value and what is accepted.
 Options check_options(const std::vector<std::string> &words);
 
-/// Opens a model file for atom types named by element symbol, "NULL" where the model does not serve
-/// a type.
-std::unique_ptr<ModelSession> open_session(const std::string &path,
+/// Opens a model file, or the files of a committee, for atom types named by element symbol, "NULL"
+/// where the model does not serve a type.
+std::unique_ptr<ModelSession> open_session(const std::vector<std::string> &paths,
                                            const std::vector<std::string> &symbols,
                                            const Options &options, const Launch &launch);
 

@@ -44,8 +44,12 @@ class RankExchange : public FeatureExchange {
   /// Local atoms that other ranks want, in the order of `sent`: [n_sent]
   const std::vector<int> &requested() const { return requested_; }
 
-  /// Which way each exchange of every evaluation goes, true for home.
-  void expect(const std::vector<bool> &directions) { directions_ = directions; }
+  /// Which way each exchange of the next evaluations goes, true for home; returns what held before.
+  std::vector<bool> expect(std::vector<bool> directions)
+  {
+    directions_.swap(directions);
+    return directions;
+  }
   /// Before an evaluation.
   void begin() { n_started_ = 0; }
   /// After one that failed: sends and receives what is still owed. Never throws.

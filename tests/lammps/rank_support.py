@@ -47,7 +47,7 @@ class Job:
             f'read_data "{data}"',
             *setup.extra,
             f"pair_style mace/stream {setup.style}",
-            f'pair_coeff * * "{setup.model.path}" {" ".join(setup.symbols())}',
+            setup.coeff(),
             *self.after,
         ]
         return {"name": self.name, "lines": lines, "plants": self.plants}

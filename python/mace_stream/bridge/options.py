@@ -35,6 +35,7 @@ KEYWORDS = {
     "deterministic": Keyword(*_one_of("yes", "no"), "no"),
     "tile": Keyword("auto or a number of atoms", lambda v: bool(_TILE.fullmatch(v)), "auto"),
     "backend": Keyword(*_one_of("torch"), "torch"),
+    "committee": Keyword(*_one_of("mean", "first"), "mean"),
     "neighbors": Keyword(*_one_of("auto", "full", "half", "device"), "auto"),
     "head": Keyword("the name of a head of the model", lambda value: True, ""),
 }

@@ -18,8 +18,16 @@ if TYPE_CHECKING:
 RULE = "-" * 78
 
 
-def start(session: Session, facts: Mapping[str, str]) -> str:
-    """Return the start block: all that decides the numbers of the run."""
+def start(
+    session: Session, facts: Mapping[str, str], committee: Sequence[tuple[str, str]] = ()
+) -> str:
+    """Return the start block: all that decides the numbers of the run.
+
+    Args:
+        session: The model, the first one of a committee.
+        facts: What the pair style knows.
+        committee: Names and texts of its lines.
+    """
     place = session.evaluator.placement
     lines = [
         ("model", f"{session.path} ({session.spec.architecture})"),
@@ -36,6 +44,7 @@ def start(session: Session, facts: Mapping[str, str]) -> str:
         *_repulsion(session),
         ("skin", f"{facts['skin']} Å, ghost cutoff {facts['ghost_cutoff']} Å"),
         *session.evaluator.describe(),
+        *committee,
         ("units", facts["units"]),
         ("versions", f"mace-stream {mace_stream.__version__}, LAMMPS {facts['lammps']}"),
         ("", f"{session.backend_version}, Python {platform.python_version()}"),
@@ -110,6 +119,7 @@ def end(total: Mapping[str, float], most: Mapping[str, float], n_ranks: int) -> 
         f"  {1e6 * whole / steps / atoms:.2f} µs per atom and step",
         f"  {total['edges'] / steps / atoms:.1f} edges per atom within r_max",
         *_balance(total, most, n_ranks),
+        *_compared(most),
         f"  {_memory(most)}",
         *_captures(most),
         RULE,
@@ -147,6 +157,11 @@ def _balance(total: Mapping[str, float], most: Mapping[str, float], n_ranks: int
         f"  {n_ranks} ranks, mean of all above; without exchange the slowest takes "
         f"{100 * (largest / mean - 1):.1f} % more than the mean"
     ]
+
+
+def _compared(most: Mapping[str, float]) -> list[str]:
+    count = most.get("compared")
+    return [] if count is None else [f"  force deviation of the committee: {count:.0f} times"]
 
 
 def _captures(most: Mapping[str, float]) -> list[str]:

@@ -64,6 +64,8 @@ class Session:
             launch=(self.launch.rank, self.launch.threads()),
         )
 
+    n_models = 1
+
     @property
     def exchanges(self) -> list[bool]:
         """Which way each exchange of an evaluation goes on several ranks, True for home."""
