@@ -28,9 +28,8 @@ int PairMACEStream::n_models() const
 void PairMACEStream::name_failure()
 {
   if (impl->failure.empty()) return;
-  const std::string model = n_models() > 1 ? "of the committee" : impl->model_path;
-  impl->failure =
-      fmt::format("model {} failed at step {}: {}", model, update->ntimestep, impl->failure);
+  const std::string who = n_models() > 1 ? "committee" : "model " + impl->model_path;
+  impl->failure = fmt::format("{} failed at step {}: {}", who, update->ntimestep, impl->failure);
 }
 
 /* ----------------------------------------------------------------------

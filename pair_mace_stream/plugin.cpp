@@ -163,7 +163,7 @@ extern "C" __attribute__((visibility("default"))) void lammpsplugin_init(void *l
 
   plugin.style = "compute";
   plugin.name = "mace/stream/deviation";
-  plugin.info = "force deviation of a committee of MACE models, mace-stream " MACE_STREAM_VERSION;
+  plugin.info = "Force deviation of a committee of MACE models, mace-stream " MACE_STREAM_VERSION;
   plugin.creator.v2 = &create_compute;
   reinterpret_cast<lammpsplugin_regfunc>(regfunc)(&plugin, lmp);
 }

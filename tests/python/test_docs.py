@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "python" / "mace_stream"
 PLUGIN = ROOT / "pair_mace_stream"
 PAGE = (ROOT / "docs" / "pair_mace_stream.md").read_text(encoding="utf-8")
+COMPUTE = (ROOT / "docs" / "compute_mace_stream_deviation.md").read_text(encoding="utf-8")
 
 # Files whose messages a user of the pair style can meet.
 PYTHON_FILES = [
@@ -167,7 +168,7 @@ def cpp_messages(source: str) -> list[str]:
     literal = r'"((?:[^"\\\n]|\\.)*)"'
     joined = re.findall(rf"{literal}((?:\s*{literal})*)", source)
     texts = [first + "".join(re.findall(literal, rest)) for first, rest, _ in joined]
-    texts = [re.sub(r"^Pair style mace/stream: ", "", text) for text in texts]
+    texts = [re.sub(r"^(Pair style|Compute) mace/stream[^:]*: ", "", text) for text in texts]
     texts = [re.sub(r"\{[^}]*\}", "\0", text) for text in texts]
     sentences = [t for t in texts if len(t.split()) > 2 and re.match(r"[a-z\0]", t)]
     return [text for text in sentences if text not in NO_MESSAGES]
@@ -193,7 +194,8 @@ def test_python_messages_are_documented(path):
 
 @pytest.mark.parametrize("path", CPP_FILES, ids=lambda path: path.name)
 def test_cpp_messages_are_documented(path):
-    assert not missing(cpp_messages(path.read_text(encoding="utf-8")), PAGE)
+    page = COMPUTE if path.name.startswith("compute") else PAGE
+    assert not missing(cpp_messages(path.read_text(encoding="utf-8")), page)
 
 
 def test_messages_are_seen():

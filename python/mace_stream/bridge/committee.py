@@ -52,8 +52,8 @@ class Committee:
         self.finds_pairs = all(member.finds_pairs for member in self.members)
         self._species = [_translation(first, member) for member in self.members]
         self._verifies = options["verify"] == "yes"
-        self._rule = options["committee"]
-        n_driving = 1 if self._rule == "first" else len(self.members)
+        self.rule = options["committee"]
+        n_driving = 1 if self.rule == "first" else len(self.members)
         self._driving, self._others = self.members[:n_driving], self.members[n_driving:]
         self._atoms: tuple | None = None
         self._positions: np.ndarray | None = None
@@ -84,7 +84,7 @@ class Committee:
         records = [member.record for member in self.members]
         joined = {name: " ".join(record[name] for record in records) for name in records[0]}
         joined["model"] += " :"
-        joined["committee"] = self._rule
+        joined["committee"] = self.rule
         return joined | {name: records[0][name] for name in ("precision", "elements")}
 
     def set_halo(self, halo: Halo) -> None:
@@ -192,26 +192,7 @@ class Committee:
 
     def start_report(self, facts: Mapping[str, str]) -> str:
         """Return the block that the pair style prints before the first step."""
-        return report.start(self.members[0], facts, self._describe())
-
-    def _describe(self) -> list[tuple[str, str]]:
-        """What the log says about the committee: the rule, and the models after the first."""
-        rule = "all are evaluated, and their mean is taken"
-        if self._others:
-            rule = "the first is taken, the others are evaluated for the force deviation only"
-        lines = [
-            ("committee", f"{self.n_models} models: {rule}"),
-            ("", f"list cutoff {self.r_max:g} Å; memory above is that of the first"),
-        ]
-        for number, member in enumerate(self.members[1:], 2):
-            heads = ", ".join(member.spec.heads)
-            lines += [
-                (f"model {number}", f"{member.path} ({member.spec.architecture})"),
-                ("", f"SHA-256 {member.sha256}"),
-                ("", f"head {member.head} (of: {heads}), r_max {member.r_max:g} Å"),
-                ("", dict(member.evaluator.describe())["radial part"]),
-            ]
-        return lines
+        return report.start(self.members[0], facts, self)
 
     def end_report(self, total: Mapping[str, float], most: Mapping[str, float], ranks: int) -> str:
         """Return the table that the pair style prints after a run."""

@@ -13,20 +13,19 @@ from ase.data import chemical_symbols
 import mace_stream
 
 if TYPE_CHECKING:
+    from mace_stream.bridge.committee import Committee
     from mace_stream.bridge.session import Session
 
 RULE = "-" * 78
 
 
-def start(
-    session: Session, facts: Mapping[str, str], committee: Sequence[tuple[str, str]] = ()
-) -> str:
+def start(session: Session, facts: Mapping[str, str], committee: Committee | None = None) -> str:
     """Return the start block: all that decides the numbers of the run.
 
     Args:
-        session: The model, the first one of a committee.
+        session: The model, or the first one of the committee.
         facts: What the pair style knows.
-        committee: Names and texts of its lines.
+        committee: All models, if there are several.
     """
     place = session.evaluator.placement
     lines = [
@@ -44,13 +43,15 @@ def start(
         *_repulsion(session),
         ("skin", f"{facts['skin']} Å, ghost cutoff {facts['ghost_cutoff']} Å"),
         *session.evaluator.describe(),
-        *committee,
+        *(_committee(committee) if committee else ()),
         ("units", facts["units"]),
         ("versions", f"mace-stream {mace_stream.__version__}, LAMMPS {facts['lammps']}"),
         ("", f"{session.backend_version}, Python {platform.python_version()}"),
     ]
     body = "\n".join(f"  {name:<14} {text}" for name, text in lines)
-    warnings = [session.launch.warning(), _double_repulsion(session, facts)]
+    models = committee.members if committee else [session]
+    repulsion = next(filter(None, (_double_repulsion(model, facts) for model in models)), "")
+    warnings = [session.launch.warning(), repulsion]
     after = "".join(f"WARNING: Pair style mace/stream: {text}\n" for text in warnings if text)
     return f"{RULE}\npair_style mace/stream\n{body}\n{RULE}\n{after}"
 
@@ -67,6 +68,27 @@ def _double_repulsion(session: Session, facts: Mapping[str, str]) -> str:
         "the model has a ZBL repulsion of its own, and another pair style with zbl in its name "
         "adds one; leave that style out"
     )
+
+
+def _committee(committee: Committee) -> list[tuple[str, str]]:
+    """The rule, and what decides the numbers of the models after the first."""
+    rule = "all are evaluated, and their mean is taken"
+    if committee.rule == "first":
+        rule = "the first is taken, the others are evaluated for the force deviation only"
+    lines = [
+        ("committee", f"{committee.n_models} models: {rule}"),
+        ("", f"list cutoff {committee.r_max:g} Å; memory above is that of the first"),
+    ]
+    for number, member in enumerate(committee.members[1:], 2):
+        heads = ", ".join(member.spec.heads)
+        lines += [
+            (f"model {number}", f"{member.path} ({member.spec.architecture})"),
+            ("", f"SHA-256 {member.sha256}"),
+            ("", f"head {member.head} (of: {heads}), r_max {member.r_max:g} Å"),
+            *(("", text) for _, text in _repulsion(member)),
+            ("", dict(member.evaluator.describe())["radial part"]),
+        ]
+    return lines
 
 
 def _ranks(places: Sequence[str]) -> list[tuple[str, str]]:
