@@ -218,10 +218,10 @@ void PairMACEStream::check_positions() const
     const double *x = atom->x[i];
     if (std::fabs(x[0]) < FARTHEST && std::fabs(x[1]) < FARTHEST && std::fabs(x[2]) < FARTHEST)
       continue;
-    throw std::runtime_error(
-        fmt::format("atom {} is at ({}, {}, {}) Å, which is no place in any box; look at the steps "
-                    "before, and use a smaller timestep",
-                    atom->tag[i], x[0], x[1], x[2]));
+    throw std::runtime_error(fmt::format(
+        "atom {} is at ({:.8g}, {:.8g}, {:.8g}) Å, which is no place in any box; look at the steps "
+        "before, and use a smaller timestep",
+        atom->tag[i], x[0], x[1], x[2]));
   }
 }
 

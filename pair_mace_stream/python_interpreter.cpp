@@ -62,7 +62,7 @@ std::string initialize(const std::string &executable)
   unsetenv("PYTHONHOME");    // it names the standard library of another interpreter
   PyConfig config;
   PyConfig_InitPythonConfig(&config);
-  config.install_signal_handlers = 0;    // Ctrl-C stays with LAMMPS
+  config.install_signal_handlers = 0;    // the module signal brings the one for Ctrl-C
   config.parse_argv = 0;
   config.buffered_stdio = 0;    // nothing is flushed at exit, since nothing is finalized
   PyStatus status = PyConfig_SetBytesString(&config, &config.program_name, executable.c_str());

