@@ -31,6 +31,7 @@ ELASTIC = {"C11": 171, "C12": 116, "C13": 78, "C33": 175, "C44": 40, "C66": 27}
 """GPa, from examples/models/README.md."""
 
 SHORT = {
+    "in.committee": ("steps 10", "every 5"),
     "in.elastic": (),
     "in.hcp_ti": ("steps 4",),
     "in.heat_flux": ("steps 4", "sample 1", "points 4"),
@@ -155,6 +156,12 @@ def check_heat_flux(text: str) -> None:
     assert 1e-5 < np.abs(flux).max() < 1.0
 
 
+def check_committee(text: str) -> None:
+    _, largest, mean = printed(text, "DEVIATION at # K: largest #, mean # eV/A")
+    assert 1e-4 < mean < largest < 0.05
+    assert "force deviation of the committee: 3 times" in text  # steps 0, 5, 10
+
+
 def check_zbl(text: str) -> None:
     line = "ZBL distance # A: mace # eV, zbl # eV, sum # eV"
     rows = [printed(part, line) for part in re.findall(r"^ZBL distance.*", text, re.MULTILINE)]
@@ -167,6 +174,7 @@ def check_zbl(text: str) -> None:
 
 
 CHECKS = {
+    "in.committee": check_committee,
     "in.elastic": check_elastic,
     "in.heat_flux": check_heat_flux,
     "in.npt": check_npt,
