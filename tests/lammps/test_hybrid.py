@@ -20,7 +20,8 @@ SUM = 1e-9
 ALL_KEYWORDS = " ".join(
     [
         "device cpu precision double conv standard radial exact",
-        "graphs no verify no deterministic no tile 64 backend torch neighbors auto head Default",
+        "graphs no verify no deterministic no tile 64 backend torch committee mean neighbors auto",
+        "head Default",
     ]
 )
 
