@@ -29,13 +29,36 @@ tensor                                         shape                           n
 ``layers.{t}.avg_num_neighbors``               [] (blocks R and RR)
 ``layers.{t}.density``                         [n_basis, 1] (blocks D and DR)  1/sqrt(n_basis)
 ``layers.{t}.skip.{ir}``                       [C_in, Z, C_out]                1/sqrt(C_in*Z)
-``layers.{t}.product.{ir}.weight.{nu}``        [Z, K, C]
+``layers.{t}.product.{ir}.weight.{nu}``        [Z or 1, K, C]
 ``layers.{t}.product.{ir}.U.{nu}.indices``     [nnz, 1+nu+1]: m, mu.., k
 ``layers.{t}.product.{ir}.U.{nu}.values``      [nnz]
 ``layers.{t}.product.linear.{ir}``             [C, C_out]                      1/sqrt(C)
+``embedding.{input}.table``                    [classes, E] (categorical)
+``embedding.{input}.{k}``, ``….{k}.bias``      [1, E], [E, E] (continuous)
+``embedding.project``                          [sum of E, C]
+``embedding.readout``                          [C, H]                          1/sqrt(C)
 ``readouts.{r}.linear``                        [C, H] (kind linear)            1/sqrt(C)
 ``readouts.{r}.linear_1``                      [C, H*hidden] (nonlinear)       1/sqrt(C)
 ``readouts.{r}.linear_2``                      [H*hidden, H] (nonlinear)       1/sqrt(H_file*hidden)
+=============================================  ==============================  =====================
+
+Block NL has, in place of ``linear``, ``avg_num_neighbors``, ``density`` and ``skip``, with G the
+number of message irreps of l > 0, and networks of linear layers with biases, each but the last
+followed by a layer norm and silu:
+
+=============================================  ==============================  =====================
+``layers.{t}.{source,target}_embedding``       [Z, C_in]                       1/sqrt(Z)
+``layers.{t}.radial.{k}``                      [in, out]; first in = n_basis
+                                               + 2 C_in
+``layers.{t}.radial.{k}.bias``                 [out]
+``layers.{t}.radial.{k}.norm.{weight,bias}``   [out], not for the last k
+``layers.{t}.density.{k}…``                    as ``radial``; last out = 1
+``layers.{t}.{alpha,beta}``                    []
+``layers.{t}.linear_1.{ir}``                   [paths_ir*C_up, C], for ``0e``  1/sqrt(paths_ir*C_up)
+                                               [.., (1+G)*C]: scalars, gates
+``layers.{t}.residual.{ir}``                   [C_up, C or (1+G)*C]            1/sqrt(C_up)
+``layers.{t}.linear_2.{ir}``                   [C, C]                          1/sqrt(C)
+``layers.{t}.skip.{ir}``                       [C_in, C_out]                   1/sqrt(C_in)
 =============================================  ==============================  =====================
 
 ``H_file`` is :attr:`ModelSpec.n_heads_source`: keeping one head of many leaves that factor as it
@@ -55,7 +78,11 @@ from typing import Any
 
 FORMAT_VERSION = 1
 METADATA_KEY = "mace_stream"
-BLOCKS = ("R", "RR", "D", "DR")
+BLOCKS = ("R", "RR", "D", "DR", "NL")
+INPUT_DEFAULTS = {"total_charge": 0.0, "total_spin": 1.0}
+"""Inputs that a model may take, of the whole system: charge in units of e, spin multiplicity."""
+LAYER_NORM_EPS = 1e-5
+"""Added to the variance in the layer norms of block NL."""
 
 
 @dataclass(frozen=True)
@@ -79,11 +106,39 @@ class Path:
 
 
 @dataclass(frozen=True)
+class GateSpec:
+    """The gate of block NL: scalars through one activation, the rest times another's values."""
+
+    activation: str
+    activation_scale: float
+    """Second-moment constants, as stored by the source model."""
+    gate_activation: str
+    gate_activation_scale: float
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """A number of the whole system, such as its charge, that is embedded into node features."""
+
+    name: str
+    """``total_charge`` or ``total_spin``."""
+    kind: str
+    """``categorical`` (a row of a table) or ``continuous`` (through a small network)."""
+    width: int
+    n_classes: int
+    """Rows of the table; 0 for ``continuous``."""
+    offset: int
+    """Added to the number to give the row."""
+    has_bias: bool
+    """Whether the network of ``continuous`` has biases."""
+
+
+@dataclass(frozen=True)
 class LayerSpec:
     """One interaction and the product basis after it."""
 
     block: str
-    """``R``, ``RR``, ``D`` or ``DR``: agnostic, residual, density, density residual."""
+    """``R``, ``RR``, ``D``, ``DR``: agnostic, residual, density, density residual; ``NL``."""
     irreps_in: str
     """Node features that enter."""
     irreps_up: str
@@ -100,7 +155,13 @@ class LayerSpec:
     """The activation's second-moment constant, as stored by the source model."""
     correlation: int
     use_sc: bool
-    """Whether the element-dependent skip connection is added after the product basis."""
+    """Whether the skip connection is added after the product basis."""
+    agnostic_product: bool = False
+    """Whether all elements share the weights of the product basis."""
+    gate: GateSpec | None = None
+    """Block NL only."""
+    density_widths: tuple[int, ...] = ()
+    """Block NL only: widths of the density's network, input and output included."""
 
 
 @dataclass(frozen=True)
@@ -137,6 +198,11 @@ class ModelSpec:
     """``none`` or ``zbl``."""
     layers: tuple[LayerSpec, ...]
     readouts: tuple[ReadoutSpec, ...]
+    apply_cutoff: bool = True
+    """Whether the radial features, rather than the path weights, are multiplied by the cutoff."""
+    inputs: tuple[InputSpec, ...] = ()
+    embedding_readout: bool = False
+    """Whether the node embedding itself is read out: a constant energy per element."""
     provenance: dict = field(default_factory=dict)
     """Source file name, SHA-256, class, versions of mace-torch and torch, licence where known."""
     format_version: int = FORMAT_VERSION
@@ -162,22 +228,38 @@ class ModelSpec:
         return _build(cls, data)
 
 
-_NESTED = {"radial": RadialSpec, "layers": LayerSpec, "readouts": ReadoutSpec, "paths": Path}
+_NESTED = {
+    "radial": RadialSpec,
+    "layers": LayerSpec,
+    "readouts": ReadoutSpec,
+    "paths": Path,
+    "gate": GateSpec,
+    "inputs": InputSpec,
+}
 
 
 def _build(cls: type, data: dict) -> Any:
-    """Make dataclass ``cls`` from plain JSON data, refusing unknown and missing fields."""
-    names = {f.name for f in dataclasses.fields(cls)}
-    if set(data) != names:
-        odd = sorted(set(data) ^ names)
+    """Make dataclass ``cls`` from plain JSON data, refusing unknown and missing fields.
+
+    Fields with a default are younger than the format and may be missing.
+    """
+    fields = {f.name: f for f in dataclasses.fields(cls)}
+    required = {name for name, f in fields.items() if _has_no_default(f)}
+    odd = sorted((set(data) - set(fields)) | (required - set(data)))
+    if odd:
         raise ValueError(
             f"{cls.__name__}: missing or unknown fields {odd}; convert the model again"
         )
     return cls(**{name: _revive(name, value) for name, value in data.items()})
 
 
+def _has_no_default(field_: dataclasses.Field) -> bool:
+    missing = dataclasses.MISSING
+    return field_.default is missing and field_.default_factory is missing
+
+
 def _revive(name: str, value: Any) -> Any:
     nested = _NESTED.get(name)
     if isinstance(value, list):
         return tuple(_build(nested, item) if nested else item for item in value)
-    return _build(nested, value) if nested else value
+    return _build(nested, value) if nested and value is not None else value

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -66,6 +67,7 @@ def tensor_rules(spec: ModelSpec) -> dict[str, TensorRule]:
         "shift": (n_heads,),
         "node_embedding.weight": (n_elements, channels),
         **_radial_shapes(spec),
+        **_input_shapes(spec, channels),
     }
     for t, layer in enumerate(spec.layers):
         for name, shape in _layer_shapes(layer, n_elements, spec.radial.n_basis).items():
@@ -117,15 +119,19 @@ def _layer_shapes(layer: LayerSpec, n_elements: int, n_basis: int) -> dict:
     shapes: dict[str, tuple[int | None, ...]] = {}
     for ir, mul in up.items():
         shapes[f"linear_up.{ir}"] = (irreps_in[ir], mul)
-    for k, widths in enumerate(zip(layer.radial_widths, layer.radial_widths[1:], strict=False)):
-        shapes[f"radial.{k}"] = widths
+    shapes |= _network_shapes("radial", layer.radial_widths, has_norms=layer.block == "NL")
     for path in layer.paths:
         l_edge = 2 * path.l_edge + 1
         name = f"w3j.{path.ir_in}.{path.l_edge}.{path.ir_out}"
         shapes[name] = (irrep_dim(path.ir_in), l_edge, irrep_dim(path.ir_out))
+    fan_in = {
+        ir: sum(up[path.ir_in] for path in layer.paths if path.ir_out == ir) for ir in message
+    }
+    if layer.block == "NL":
+        shapes |= _gated_shapes(layer, fan_in, n_elements)
+        return shapes | _product_shapes(layer, n_elements)
     for ir, mul in message.items():
-        fan_in = sum(up[path.ir_in] for path in layer.paths if path.ir_out == ir)
-        shapes[f"linear.{ir}"] = (fan_in, mul)
+        shapes[f"linear.{ir}"] = (fan_in[ir], mul)
     if layer.block in ("R", "RR"):
         shapes["avg_num_neighbors"] = ()
     else:
@@ -137,8 +143,59 @@ def _layer_shapes(layer: LayerSpec, n_elements: int, n_basis: int) -> dict:
     return shapes | _product_shapes(layer, n_elements)
 
 
+def _network_shapes(name: str, widths: tuple[int, ...], *, has_norms: bool) -> dict:
+    """Linear layers; those of block NL have biases and are followed by layer norms."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for k, (n_in, n_out) in enumerate(pairwise(widths)):
+        shapes[f"{name}.{k}"] = (n_in, n_out)
+        if has_norms:
+            shapes[f"{name}.{k}.bias"] = (n_out,)
+        if has_norms and k < len(widths) - 2:
+            shapes[f"{name}.{k}.norm.weight"] = shapes[f"{name}.{k}.norm.bias"] = (n_out,)
+    return shapes
+
+
+def _gated_shapes(layer: LayerSpec, fan_in: dict[str, int], n_elements: int) -> dict:
+    irreps_in, up = irreps_blocks(layer.irreps_in), irreps_blocks(layer.irreps_up)
+    message, out = irreps_blocks(layer.irreps_message), irreps_blocks(layer.irreps_out)
+    shapes = _network_shapes("density", layer.density_widths, has_norms=True)
+    shapes |= {"alpha": (), "beta": ()}
+    for end in ("source", "target"):
+        shapes[f"{end}_embedding"] = (n_elements, irreps_in["0e"])
+    for ir, mul in message.items():
+        width = mul * len(message) if ir == "0e" else mul
+        shapes[f"linear_1.{ir}"] = (fan_in[ir], width)
+        if ir in up:
+            shapes[f"residual.{ir}"] = (up[ir], width)
+        shapes[f"linear_2.{ir}"] = (mul, mul)
+    for ir in irreps_in:
+        if ir in out:
+            shapes[f"skip.{ir}"] = (irreps_in[ir], out[ir])
+    return shapes
+
+
+def _input_shapes(spec: ModelSpec, channels: int) -> dict:
+    shapes: dict[str, tuple[int, ...]] = {}
+    for item in spec.inputs:
+        name = f"embedding.{item.name}"
+        if item.kind == "categorical":
+            shapes[f"{name}.table"] = (item.n_classes, item.width)
+            continue
+        for k, n_in in enumerate((1, item.width)):
+            shapes[f"{name}.{k}"] = (n_in, item.width)
+            if item.has_bias:
+                shapes[f"{name}.{k}.bias"] = (item.width,)
+    if spec.inputs:
+        shapes["embedding.project"] = (sum(item.width for item in spec.inputs), channels)
+    if spec.embedding_readout:
+        shapes["embedding.readout"] = (channels, len(spec.heads))
+    return shapes
+
+
 def _product_shapes(layer: LayerSpec, n_elements: int) -> dict:
     channels = irreps_blocks(layer.irreps_message)["0e"]
+    if layer.agnostic_product:
+        n_elements = 1
     shapes: dict[str, tuple[int | None, ...]] = {}
     for ir, mul in irreps_blocks(layer.irreps_out).items():
         for nu in range(1, layer.correlation + 1):

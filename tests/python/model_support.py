@@ -79,27 +79,33 @@ def ours(model: MACE, atoms: Atoms) -> Result:
     return reduce(graph, *edge_gradient(model, *graph.arguments()))
 
 
-def truth(source: torch.nn.Module, atoms: Atoms, head: int = 0) -> Result:
+def truth(source: torch.nn.Module, atoms: Atoms, head: int = 0, inputs=None) -> Result:
     """mace-torch itself, in the precision of its parameters."""
-    out = _call_mace(source, atoms, head)
+    out = _call_mace(source, atoms, head, inputs or {})
     arrays = (out[key].detach().double().numpy() for key in ("node_energy", "forces", "virials"))
     node_energy, forces, virial = arrays
+    node_energy = node_energy.copy()
+    if hasattr(source, "embedding_readout"):  # in mace-torch's totals only: those of lone atoms
+        for index, number in enumerate(atoms.numbers):
+            lone = _call_mace(source, Atoms(numbers=[number]), head, inputs or {})
+            node_energy[index] += float(lone["energy"] - lone["node_energy"].sum())
     return Result(node_energy, forces, virial[0])
 
 
-def _call_mace(source, atoms, head):
+def _call_mace(source, atoms, head, inputs):
     elements = source.atomic_numbers.tolist()
     graph = graph_of(atoms, elements, float(source.r_max))
     dtype = source.r_max.dtype
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)  # its ZBL takes the power of an integer in the default dtype
     try:
-        return source(_mace_batch(atoms, graph, len(elements), dtype, head), compute_stress=True)
+        batch = _mace_batch(atoms, graph, len(elements), dtype, head, inputs)
+        return source(batch, compute_stress=True)
     finally:
         torch.set_default_dtype(before)
 
 
-def _mace_batch(atoms, graph, n_elements, dtype, head):
+def _mace_batch(atoms, graph, n_elements, dtype, head, inputs):
     cell = torch.tensor(atoms.cell.array if atoms.cell.rank == 3 else 50 * np.eye(3), dtype=dtype)
     return {
         "positions": torch.tensor(atoms.positions, dtype=dtype),
@@ -111,6 +117,7 @@ def _mace_batch(atoms, graph, n_elements, dtype, head):
         "batch": torch.zeros(len(atoms), dtype=torch.int64),
         "ptr": torch.tensor([0, len(atoms)]),
         "head": torch.tensor([head]),
+        **{name: torch.tensor([value], dtype=dtype) for name, value in inputs.items()},
     }
 
 
@@ -140,6 +147,9 @@ def small_twin(name: str, **override):
     terms = ARCHS[name].hidden.split("+")
     hidden = "+".join(f"{channels}x{term.partition('x')[2]}" for term in terms)
     settings = {"hidden": hidden, "r_max": 3.2, "elements": ELEMENTS, "radial_mlp": (16, 16)}
+    if ARCHS[name].edge is not None:
+        terms = ARCHS[name].edge.split("+")
+        settings["edge"] = "+".join(f"{channels}x{term.partition('x')[2]}" for term in terms)
     return build_twin(name, **{**settings, **override})
 
 

@@ -196,7 +196,7 @@ def test_source_energies_match_mace_torchs_own_calculator(tmp_path, monkeypatch)
     atoms.calc = MACECalculator(str(source), device="cpu", default_dtype="float64")
     expected = atoms.get_potential_energies()
     np.testing.assert_allclose(
-        source_energies(load_source(source), atoms, 0), expected, rtol=0, atol=1e-10
+        source_energies(load_source(source), atoms, 0, {}), expected, rtol=0, atol=1e-10
     )
 
 

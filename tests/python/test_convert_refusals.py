@@ -23,18 +23,6 @@ def read(name="MP-0a small", **override):
 
 
 UNSUPPORTED = {
-    "NonLinear blocks": (
-        {"first": "RealAgnosticResidualNonLinearInteractionBlock", "edge": "4x0e"},
-        [r"RealAgnosticResidualNonLinearInteractionBlock \(1x", r"RadialMLP \(2x", "LayerNorm"],
-    ),
-    "cutoff after the network": (
-        {"apply_cutoff": False},
-        ["attribute model.apply_cutoff = False", "radial_embedding.apply_cutoff = False"],
-    ),
-    "agnostic product": (
-        {"agnostic_product": True},
-        ["products.0.use_agnostic_product = True", "products.1.use_agnostic_product = True"],
-    ),
     "SO(3) irreps": ({"use_so3": True}, ["attribute model.use_so3 = True"]),
     "odd scalars": ({"hidden": "4x0e+4x0o+4x1o"}, ["parities of spherical harmonics"]),
     "abs readout": ({"gate": "abs"}, ["abs: expected silu or tanh"]),
@@ -56,14 +44,24 @@ def add_long_range(m):
     m.les = torch.nn.Module()
 
 
-def add_embedding(m):
+def add_input(m, name, **told):
     from mace.modules.embeddings import GenericJointEmbedding
 
-    specs = {
-        "total_charge": {"type": "categorical", "num_classes": 3, "emb_dim": 4, "per": "graph"}
-    }
+    specs = {name: {"type": "categorical", "num_classes": 3, "emb_dim": 4, **told}}
     m.embedding_specs = specs
     m.joint_embedding = GenericJointEmbedding(base_dim=4, embedding_specs=specs, out_dim=4)
+
+
+def add_moments(m):
+    add_input(m, "magmoms", per="node")
+
+
+def add_charge_per_atom(m):
+    add_input(m, "total_charge", per="node")
+
+
+def add_layer_norm(m):
+    m.interactions[0].conv_tp_weights = torch.nn.Sequential(torch.nn.LayerNorm(4))
 
 
 def add_lora(m):
@@ -130,7 +128,9 @@ def own_subclass(m):
 
 CHANGES = {
     add_long_range: r"classes that are not supported: torch.nn.modules.module.Module \(1x\)",
-    add_embedding: r"GenericJointEmbedding \(1x, charge, spin or other extra inputs\)",
+    add_moments: "input magmoms per node: only total_charge and total_spin of the whole system",
+    add_charge_per_atom: "input total_charge per node: only total_charge and total_spin of the",
+    add_layer_norm: "interactions.0.conv_tp_weights .*expected e3nn.nn._fc.FullyConnectedNet, got",
     add_lora: r"LoRAO3Linear \(\d+x, merge the LoRA weights",
     add_bias: r"parameter interactions.0.linear.bias",
     patch_forward: "attribute readouts.0.forward",
@@ -183,11 +183,12 @@ def test_anything_unknown_anywhere_is_refused(where, what):
 
 
 def test_all_leftovers_are_listed_at_once():
-    odd = twin("MP-0a small", apply_cutoff=False)
+    odd = twin("MP-0a small")
+    odd.use_so3 = True
     odd.first, odd.interactions[0].second = 1, 2
     with pytest.raises(ConversionError) as caught:
         read_model(odd)
-    for text in ("model.apply_cutoff", "model.first", "interactions.0.second"):
+    for text in ("model.use_so3", "model.first", "interactions.0.second"):
         assert text in str(caught.value)
 
 
@@ -266,17 +267,35 @@ def drop_scale_and_shift(monkeypatch):
     return {"name": "MP-0a small"}, r"module scale_shift \(mace.modules.blocks.ScaleShiftBlock\)"
 
 
+def drop_the_inputs(monkeypatch):
+    monkeypatch.setattr(model, "read_inputs", lambda root, n_heads: ((), False, {}))
+    return {"name": "OMOL-0"}, r"module joint_embedding \(.*GenericJointEmbedding"
+
+
+def drop_the_embedding_readout(monkeypatch):
+    honest = model.read_inputs
+
+    def forgetful(root, n_heads):
+        inputs, _, tensors = honest(root, n_heads)
+        return inputs, False, {k: v for k, v in tensors.items() if k != "embedding.readout"}
+
+    monkeypatch.setattr(model, "read_inputs", forgetful)
+    return {"name": "OMOL-0", "embedding_readout": True}, None
+
+
 DROPPED = [drop_zbl, forget_a_readout, drop_the_transform, drop_scale_and_shift]
 
 
-@pytest.mark.parametrize("mistake", DROPPED, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("mistake", [*DROPPED, drop_the_inputs], ids=lambda f: f.__name__)
 def test_a_converter_that_drops_a_part_is_caught_by_the_leftover_check(mistake, monkeypatch):
     override, pattern = mistake(monkeypatch)
     with pytest.raises(ConversionError, match=pattern):
         read(**override)
 
 
-@pytest.mark.parametrize("mistake", DROPPED, ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "mistake", [*DROPPED, drop_the_embedding_readout], ids=lambda f: f.__name__
+)
 def test_a_converter_that_drops_a_part_is_caught_by_the_self_test(mistake, tmp_path, monkeypatch):
     override, _ = mistake(monkeypatch)
     monkeypatch.setattr(Ledger, "check_nothing_left", lambda self: None)
@@ -350,7 +369,7 @@ def test_a_converter_that_mixes_numbers_up_is_caught_by_the_self_test(
 def test_a_self_test_that_gives_nan_fails(tmp_path, monkeypatch):
     source = write(twin("MP-0a small"), tmp_path / "twin.model")
     monkeypatch.setattr(
-        selftest, "file_energies", lambda path, atoms, head: np.full(len(atoms), np.nan)
+        selftest, "file_energies", lambda path, atoms, head, inputs: np.full(len(atoms), np.nan)
     )
     with pytest.raises(ConversionError, match="self-test failed"):
         convert(source, tmp_path / "twin.mace")

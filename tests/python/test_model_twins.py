@@ -21,6 +21,7 @@ from model_support import (
 )
 
 from mace_stream.convert.source import load_source
+from mace_stream.spec import INPUT_DEFAULTS
 from mace_stream.testing import structure
 
 CELLS = ("triclinic", "one_atom_cell", "cluster")
@@ -36,6 +37,8 @@ FAMILIES = [
     ("OMAT-0 small", {}),
     ("OFF23 medium", {}),
     ("MH-0", {"heads": ("pbe", "scan"), "channels": 4}),
+    ("MH-1", {"heads": ("pbe", "omol"), "edge": "6x0e+6x1o"}),
+    ("OMOL-0", {"channels": 4, "edge": "6x0e+6x1o+6x2e"}),
 ]
 # Not here but in test_reference.py: the Chebyshev basis. The forces of mace-torch are not the
 # gradient of its energy there, because torch does not differentiate chebyshev_polynomial_t.
@@ -56,16 +59,25 @@ OPTIONS = {
     "fewer_edge_channels": {"edge": "2x0e+2x1o"},
     "last_readout_only": {"last_readout_only": True, "channels": 4},
     "last_layer_keeps_its_irreps": {"keep_last_layer_irreps": True, "channels": 4},
+    "cutoff_of_path_weights": {"apply_cutoff": False},
+    "agnostic_product": {"agnostic_product": True},
 }
-FULL_SIZE = [name for name in ARCHS if name not in ("MH-1", "OMOL-0")]
+CONTINUOUS = {"type": "continuous", "per": "graph", "in_dim": 1, "emb_dim": 5}
+TABLE = {"type": "categorical", "per": "graph", "num_classes": 5, "offset": 2, "emb_dim": 3}
+EMBEDDINGS = {
+    "charge_and_spin": {"total_charge": TABLE, "total_spin": {**TABLE, "offset": 0}},
+    "continuous": {"total_charge": CONTINUOUS, "total_spin": {**CONTINUOUS, "use_bias": False}},
+    "charge_alone": {"total_charge": TABLE},
+}
 
 
-def compare(source, cells=CELLS, elements=ELEMENTS):
+def compare(source, cells=CELLS, elements=ELEMENTS, inputs=None):
     spec, tensors = spec_and_tensors(source)
+    used = {item.name: INPUT_DEFAULTS[item.name] for item in spec.inputs} | (inputs or {})
     for head_index, head in enumerate(spec.heads):
-        model = MACE.from_spec(spec, tensors, head=head)
+        model = MACE.from_spec(spec, tensors, head=head, inputs=inputs)
         for atoms in structures(*cells, elements=elements):
-            assert_same(ours(model, atoms), truth(source, atoms, head_index))
+            assert_same(ours(model, atoms), truth(source, atoms, head_index, used))
 
 
 @pytest.mark.parametrize(("name", "override"), FAMILIES, ids=[name for name, _ in FAMILIES])
@@ -78,8 +90,45 @@ def test_option_equals_mace_torch(override):
     compare(small_twin("MP-0a medium", **override), cells=CELLS[:2])
 
 
+@pytest.mark.parametrize("readout", [False, True])
+@pytest.mark.parametrize("embedding", EMBEDDINGS.values(), ids=EMBEDDINGS)
+def test_charge_and_spin_equal_mace_torch(embedding, readout):
+    source = small_twin(
+        "MP-0a small", heads=("a", "b"), embedding=embedding, embedding_readout=readout, channels=4
+    )
+    for inputs in (None, {"total_charge": 2.0}, {"total_charge": -1.0}):
+        compare(source, cells=CELLS[:1], inputs=inputs)
+
+
+def test_another_charge_or_spin_is_seen():
+    source = small_twin("OMOL-0", channels=4)
+    spec, tensors = spec_and_tensors(source)
+    atoms = structures("cluster")[0]
+    right = {"total_charge": 1.0, "total_spin": 2.0}
+    expected = truth(source, atoms, inputs=right)
+    assert not is_wrong(ours(MACE.from_spec(spec, tensors, inputs=right), atoms), expected)
+    for name in right:
+        model = MACE.from_spec(spec, tensors, inputs={**right, name: 0.0})
+        assert is_wrong(ours(model, atoms), expected)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ({"total_charge": 0.5}, r"whole numbers from -100 to 100, not 0\.5"),
+        ({"total_charge": 101.0}, "from -100 to 100, not 101"),
+        ({"total_spin": -1.0}, "from 0 to 100, not -1"),
+        ({"field": 1.0}, "does not take field; it takes total_charge, total_spin"),
+    ],
+)
+def test_impossible_inputs_are_refused(inputs, message):
+    spec, tensors = spec_and_tensors(small_twin("OMOL-0", channels=2))
+    with pytest.raises(ValueError, match=message):
+        MACE.from_spec(spec, tensors, inputs=inputs)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", FULL_SIZE)
+@pytest.mark.parametrize("name", ARCHS)
 def test_full_size_twin_equals_mace_torch(name):
     elements = (6, 8) if name.startswith("OFF23") else (22, 8)
     compare(build_twin(name), cells=("triclinic", "one_atom_cell"), elements=elements)
@@ -133,6 +182,50 @@ def test_the_comparison_rejects_a_planted_mistake(name, density_twin):
     spec, tensors, atoms, expected = density_twin
     assert not is_wrong(ours(MACE.from_spec(spec, tensors), atoms), expected)
     assert is_wrong(ours(MACE.from_spec(spec, planted(tensors, name)), atoms), expected)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "layers.0.source_embedding",
+        "layers.1.target_embedding",
+        "layers.0.radial.0",
+        "layers.1.radial.1.norm.bias",
+        "layers.1.radial.2.bias",
+        "layers.1.density.0.norm.weight",
+        "layers.0.alpha",
+        "layers.1.beta",
+        "layers.1.linear_1.0e",
+        "layers.1.residual.1o",
+        "layers.0.linear_2.2e",
+        "layers.1.skip.0e",
+    ],
+)
+def test_the_comparison_rejects_a_mistake_in_a_gated_block(name, gated_twin):
+    spec, tensors, atoms, expected = gated_twin
+    assert not is_wrong(ours(MACE.from_spec(spec, tensors, head="a"), atoms), expected)
+    changed = planted(tensors, name)
+    assert is_wrong(ours(MACE.from_spec(spec, changed, head="a"), atoms), expected)
+
+
+def learned(source, seed=0):
+    """The same model with numbers in place of those that training starts from."""
+    rng = torch.Generator().manual_seed(seed)
+    for name, parameter in source.named_parameters():
+        last = name.rpartition(".")[2]
+        if last in ("alpha", "beta"):
+            parameter.data += 3 * torch.rand((), generator=rng, dtype=parameter.dtype)
+        elif "conv_tp_weights" in name or "density_fn" in name or "_embedding" in name:
+            noise = torch.randn(parameter.shape, generator=rng, dtype=parameter.dtype)
+            parameter.data += 0.3 * noise
+    return source
+
+
+@pytest.fixture(scope="module")
+def gated_twin():
+    source = learned(small_twin("MH-1", channels=4, heads=("a", "b")))
+    atoms = structures("triclinic")[0]
+    return *spec_and_tensors(source), atoms, truth(source, atoms)
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ from model_support import (
 from model_support import truth as mace_torch
 
 from mace_stream import reference
+from mace_stream.spec import INPUT_DEFAULTS
 
 CASES = {
     "residual": ("MP-0a large", {"r_max": 2.6, "channels": 2}),
@@ -26,6 +27,9 @@ CASES = {
     # With the transform, as the polynomials of a bare distance in Å grow without bound.
     "chebyshev": ("MP-0b small", {"r_max": 2.6, "channels": 2, "radial_type": "chebyshev"}),
     "three_layers": ("MP-0a medium", {"r_max": 2.2, "channels": 1, "num_interactions": 3}),
+    "gated": ("MH-1", {"r_max": 2.6, "channels": 2, "heads": ("a", "b")}),
+    "gated_three_layers": ("OMOL-0", {"r_max": 2.2, "channels": 1}),
+    "late_cutoff": ("OMAT-0 small", {"r_max": 2.6, "channels": 2, "apply_cutoff": False}),
     "correlation_4": ("MP-0a small", {"r_max": 2.6, "channels": 2, "correlation": 4, "max_ell": 1}),
 }
 
@@ -43,10 +47,13 @@ def test_oracle_equals_mace_torch_and_the_torch_model(name):
     source, spec, tensors, atoms, graph = case(name)
     direction = np.random.default_rng(0).normal(size=graph.edge_vec.shape)
     for index, head in enumerate(spec.heads):
-        energy = reference.node_energy(spec, tensors, *graph.arguments(), head=head)
-        assert np.abs(energy - mace_torch(source, atoms, index).node_energy).max() < 1e-11
+        inputs = {item.name: INPUT_DEFAULTS[item.name] for item in spec.inputs}
+        chosen = {"head": head, "inputs": inputs}
+        energy = reference.node_energy(spec, tensors, *graph.arguments(), **chosen)
+        truth = mace_torch(source, atoms, index, inputs)
+        assert np.abs(energy - truth.node_energy).max() < 1e-11
         slope = reference.directional_derivative(
-            spec, tensors, *graph.arguments(), direction, head=head
+            spec, tensors, *graph.arguments(), direction, **chosen
         )
         torch_energy, gradient = edge_gradient(
             MACE.from_spec(spec, tensors, head=head), *graph.arguments()

@@ -11,6 +11,7 @@ BLOCKS = {
     "mace.modules.blocks.RealAgnosticResidualInteractionBlock": "RR",
     "mace.modules.blocks.RealAgnosticDensityInteractionBlock": "D",
     "mace.modules.blocks.RealAgnosticDensityResidualInteractionBlock": "DR",
+    "mace.modules.blocks.RealAgnosticResidualNonLinearInteractionBlock": "NL",
 }
 BASES = {
     "mace.modules.radial.BesselBasis": "bessel",
@@ -44,21 +45,39 @@ SCALE_SHIFT = "mace.modules.blocks.ScaleShiftBlock"
 CUTOFF = "mace.modules.radial.PolynomialCutoff"
 ZBL = "mace.modules.radial.ZBLBasis"
 RESHAPE = "mace.modules.irreps_tools.reshape_irreps"
+GATES = ("mace.modules.gate.GatedEquivariantBlock", "e3nn.nn._gate.Gate")
+RADIAL_MLP = "mace.modules.radial.RadialMLP"
+JOINT_EMBEDDING = "mace.modules.embeddings.GenericJointEmbedding"
+EMBEDDING_TABLE = "torch.nn.modules.sparse.Embedding"
+DENSE = "torch.nn.modules.linear.Linear"
+LAYER_NORM = "torch.nn.modules.normalization.LayerNorm"
+SILU = "torch.nn.modules.activation.SiLU"
+SEQUENTIAL = "torch.nn.modules.container.Sequential"
+MODULE_DICT = "torch.nn.modules.container.ModuleDict"
 PARAMETER_LIST = "torch.nn.modules.container.ParameterList"
 
 _CONTAINERS_AND_CODE = {
     "torch.nn.modules.container.ModuleList",
     PARAMETER_LIST,
+    SEQUENTIAL,
+    MODULE_DICT,
     "torch.jit._script.RecursiveScriptModule",
     "torch.fx.graph_module.GraphModule",
     "torch.fx.graph_module.GraphModule.__new__.<locals>.GraphModuleImpl",
+}
+
+_PARTS_OF_E3NN_GATES = {
+    "e3nn.nn._gate._Sortcut",
+    "e3nn.nn._extract.Extract",
+    "e3nn.o3._tensor_product._sub.ElementwiseTensorProduct",
 }
 
 KNOWN = frozenset(
     {*MODELS, *BLOCKS, *BASES, *TRANSFORMS, *READOUTS, *_CONTAINERS_AND_CODE}
     | {LINEAR, TENSOR_PRODUCT, FULLY_CONNECTED, HARMONICS, NETWORK, NETWORK_LAYER, ACTIVATION}
     | {NORMALIZED, CONTRACTIONS, CONTRACTION, PRODUCT, EMBEDDING, RADIAL_EMBEDDING, ENERGIES}
-    | {SCALE_SHIFT, CUTOFF, ZBL, RESHAPE}
+    | {SCALE_SHIFT, CUTOFF, ZBL, RESHAPE, *GATES, RADIAL_MLP, DENSE, LAYER_NORM, SILU}
+    | {JOINT_EMBEDDING, EMBEDDING_TABLE, *_PARTS_OF_E3NN_GATES}
 )
 
 _LONG_RANGE = "long-range term: cannot be evaluated from edges within the cutoff"
@@ -70,10 +89,7 @@ REASONS = {
     "mace.modules.models.AtomicDipolesMACE": _DIPOLES,
     "mace.modules.models.AtomicDielectricMACE": _DIPOLES,
     "mace.modules.models.EnergyDipolesMACE": _DIPOLES,
-    "mace.modules.embeddings.GenericJointEmbedding": "charge, spin or other extra inputs",
-    "mace.modules.blocks.RealAgnosticResidualNonLinearInteractionBlock": "NonLinear interaction",
     "mace.modules.blocks.RealAgnosticAttResidualInteractionBlock": "attention interaction",
-    "mace.modules.radial.RadialMLP": "radial network with biases and layer norm",
     "mace.modules.lora.LoRAO3Linear": "merge the LoRA weights in mace-torch first",
     "mace.modules.lora.LoRADenseLinear": "merge the LoRA weights in mace-torch first",
     "mace.modules.lora.LoRAFCLayer": "merge the LoRA weights in mace-torch first",

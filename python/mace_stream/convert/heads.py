@@ -25,6 +25,8 @@ def keep_head(
     kept = dict(tensors)
     for name in ("atomic_energies", "scale", "shift"):
         kept[name] = tensors[name][one]
+    if spec.embedding_readout:
+        kept["embedding.readout"] = tensors["embedding.readout"][:, one]
     for r, readout in enumerate(spec.readouts):
         hidden = slice(index * readout.hidden, (index + 1) * readout.hidden)
         cuts = {"linear": (slice(None), one), "linear_1": (slice(None), hidden)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -134,14 +135,20 @@ def read_network(node: Node) -> tuple[list[np.ndarray], str, float]:
     return weights, activation, scale
 
 
-def read_activation(node: Node) -> tuple[str, float]:
-    """Name of an activation and the factor that makes its second moment one."""
+def read_activation(node: Node, others: Mapping[str, str] | None = None) -> tuple[str, float]:
+    """Name of an activation and the factor that makes its second moment one.
+
+    ``others`` are functions allowed here beside silu and tanh, by qualified name.
+    """
+    allowed = {**_ACTIVATIONS, **(others or {})}
     function = node.attribute("f")
     name = f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', function)}"
-    if name not in _ACTIVATIONS:
-        raise node.error(f"activation {name}: expected silu or tanh")
+    if name not in allowed:
+        raise node.error(
+            f"activation {name}: expected {' or '.join(dict.fromkeys(allowed.values()))}"
+        )
     scale = float(node.attribute("cst"))
-    return _ACTIVATIONS[name], 1.0 if node.attribute("_is_id") else scale
+    return allowed[name], 1.0 if node.attribute("_is_id") else scale
 
 
 def _read_product_attributes(node: Node) -> None:

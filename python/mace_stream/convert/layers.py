@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from mace_stream.convert import classes
+from mace_stream.convert.gated import read_gated
 from mace_stream.convert.irreps import (
     read_activation,
     read_convolution,
@@ -25,44 +26,45 @@ def read_layer(interaction: Node, product: Node) -> tuple[LayerSpec, Tensors]:
     block = classes.BLOCKS.get(interaction.kind)
     if block is None:
         raise interaction.error("expected a supported interaction block")
-    tensors = _read_interaction_tensors(interaction, block)
+    _derived_attributes(interaction)
     linear_up = interaction.child("linear_up", classes.LINEAR)
+    tensors = {f"linear_up.{ir}": weight for ir, weight in read_linear(linear_up).items()}
     paths, couplings = read_convolution(interaction.child("conv_tp", classes.TENSOR_PRODUCT))
-    network = interaction.child("conv_tp_weights", classes.NETWORK)
-    weights, activation, scale = read_network(network)
     tensors |= {f"w3j.{name}": array for name, array in couplings.items()}
-    tensors |= {f"radial.{k}": weight for k, weight in enumerate(weights)}
-    linear = interaction.child("linear", classes.LINEAR)
-    message = simplified(linear, linear.attribute("irreps_out"))
+    last = interaction.child("linear_2" if block == "NL" else "linear", classes.LINEAR)
+    message = simplified(last, last.attribute("irreps_out"))
     if any(irrep_parity(ir) != (-1) ** (irrep_dim(ir) // 2) for ir in irreps_blocks(message)):
-        raise linear.error(f"messages {message}: expected the parities of spherical harmonics")
-    irreps_out, correlation, use_sc, product_tensors = _read_product(product, message)
+        raise last.error(f"messages {message}: expected the parities of spherical harmonics")
+    of_block, block_tensors = (read_gated if block == "NL" else _read_plain)(interaction, block)
+    of_product, product_tensors = _read_product(product, message)
+    use_sc = of_product.pop("use_sc") and block in ("RR", "DR", "NL")
     layer = LayerSpec(
         block=block,
         irreps_in=simplified(linear_up, linear_up.attribute("irreps_in")),
         irreps_up=simplified(linear_up, linear_up.attribute("irreps_out")),
         irreps_message=message,
-        irreps_out=irreps_out,
         paths=paths,
-        radial_widths=(len(weights[0]), *(weight.shape[1] for weight in weights)),
-        radial_activation=activation,
-        radial_activation_scale=scale,
-        correlation=correlation,
-        use_sc=use_sc and block in ("RR", "DR"),
+        use_sc=use_sc,
+        **of_block,
+        **of_product,
     )
-    return layer, tensors | product_tensors
+    return layer, tensors | block_tensors | product_tensors
 
 
-def _read_interaction_tensors(node: Node, block: str) -> Tensors:
+def _derived_attributes(node: Node) -> None:
     node.derived(
         "node_attrs_irreps", "node_feats_irreps", "edge_attrs_irreps", "edge_feats_irreps",
         "target_irreps", "hidden_irreps", "radial_MLP", "edge_irreps", "irreps_out",
     )  # fmt: skip
     node.child("reshape", classes.RESHAPE).derived("irreps", "dims", "muls", "cueq_config")
     refuse_acceleration(node, "cueq_config", "oeq_config")
-    tensors: Tensors = {}
+
+
+def _read_plain(node: Node, block: str) -> tuple[dict, Tensors]:
+    """What blocks R, RR, D and DR have beside the convolution."""
+    weights, activation, scale = read_network(node.child("conv_tp_weights", classes.NETWORK))
+    tensors: Tensors = {f"radial.{k}": weight for k, weight in enumerate(weights)}
     for name, reader, kind in (
-        ("linear_up", read_linear, classes.LINEAR),
         ("linear", read_linear, classes.LINEAR),
         ("skip_tp", read_skip, classes.FULLY_CONNECTED),
     ):
@@ -73,7 +75,12 @@ def _read_interaction_tensors(node: Node, block: str) -> Tensors:
         tensors["avg_num_neighbors"] = np.array(float(average))
     else:
         (tensors["density"],), _, _ = read_network(node.child("density_fn", classes.NETWORK))
-    return tensors
+    of_block = {
+        "radial_widths": (len(weights[0]), *(weight.shape[1] for weight in weights)),
+        "radial_activation": activation,
+        "radial_activation_scale": scale,
+    }
+    return of_block, tensors
 
 
 def refuse_acceleration(node: Node, *names: str) -> None:
@@ -84,8 +91,7 @@ def refuse_acceleration(node: Node, *names: str) -> None:
             node.ledger.problems.append(f"attribute {node.path}.{name} is enabled")
 
 
-def _read_product(node: Node, message: str) -> tuple[str, int, bool, Tensors]:
-    node.require("use_agnostic_product", False, False, "product weights without elements")
+def _read_product(node: Node, message: str) -> tuple[dict, Tensors]:
     refuse_acceleration(node, "cueq_config")
     contractions = node.child("symmetric_contractions", classes.CONTRACTIONS)
     contractions.derived("irreps_in", "internal_weights", "shared_weights")
@@ -101,8 +107,13 @@ def _read_product(node: Node, message: str) -> tuple[str, int, bool, Tensors]:
         raise node.error(f"one correlation order expected, got {sorted(correlations)}")
     linear = node.child("linear", classes.LINEAR)
     tensors |= {f"product.linear.{ir}": weight for ir, weight in read_linear(linear).items()}
-    irreps_out = simplified(linear, linear.attribute("irreps_out"))
-    return irreps_out, correlations.pop(), bool(node.attribute("use_sc")), tensors
+    of_product = {
+        "irreps_out": simplified(linear, linear.attribute("irreps_out")),
+        "correlation": correlations.pop(),
+        "use_sc": bool(node.attribute("use_sc")),
+        "agnostic_product": bool(node.attribute("use_agnostic_product", False)),
+    }
+    return of_product, tensors
 
 
 def _read_contraction(node: Node, ir: str, message: str) -> Tensors:

@@ -125,6 +125,11 @@ class Node:
         """Note parameters, buffers or attributes that follow from others."""
         self._seen.update(names)
 
+    def derived_if_none(self, name: str) -> None:
+        """Note an attribute that is None; any other value stays a leftover."""
+        if vars(self.module).get(name) is None:
+            self._seen.add(name)
+
     def derived_empty(self, name: str) -> None:
         """Note a parameter or buffer if it holds no number; else it stays a leftover."""
         for group in (self.module._parameters, self.module._buffers):

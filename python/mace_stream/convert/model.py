@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from mace_stream.convert import classes
+from mace_stream.convert.gated import read_inputs
 from mace_stream.convert.irreps import read_harmonics, read_linear
 from mace_stream.convert.layers import Tensors, read_layer, read_readout
 from mace_stream.convert.ledger import Ledger, Node
@@ -32,7 +33,7 @@ def read_model(model: torch.nn.Module) -> tuple[ModelSpec, Tensors]:
     architecture = classes.MODELS.get(root.kind)
     if architecture is None:
         raise root.error(f"expected {' or '.join(classes.MODELS)}")
-    heads = _read_switches(root)
+    heads, apply_cutoff = _read_switches(root)
     elements = tuple(int(z) for z in root.tensor("atomic_numbers"))
     tensors = _read_energies(root, len(heads), len(elements))
     (embedding,) = read_linear(
@@ -43,7 +44,8 @@ def read_model(model: torch.nn.Module) -> tuple[ModelSpec, Tensors]:
     layers, layer_tensors = _read_layers(root)
     readouts, readout_tensors = _read_readouts(root, len(layers), len(heads))
     pair_repulsion, zbl_tensors = _read_pair_repulsion(root)
-    tensors |= radial_tensors | layer_tensors | readout_tensors | zbl_tensors
+    inputs, embedding_readout, input_tensors = read_inputs(root, len(heads))
+    tensors |= radial_tensors | layer_tensors | readout_tensors | zbl_tensors | input_tensors
     spec = ModelSpec(
         architecture=architecture,
         dtype=source_dtype(root),
@@ -56,6 +58,9 @@ def read_model(model: torch.nn.Module) -> tuple[ModelSpec, Tensors]:
         pair_repulsion=pair_repulsion,
         layers=layers,
         readouts=readouts,
+        apply_cutoff=apply_cutoff,
+        inputs=inputs,
+        embedding_readout=embedding_readout,
     )
     _check_cutoff(root, spec.r_max, tensors)
     ledger.check_nothing_left()
@@ -88,16 +93,18 @@ def _cast_one(name: str, array: np.ndarray, dtype: str) -> np.ndarray:
     return array.astype(dtype)
 
 
-def _read_switches(root: Node) -> tuple[str, ...]:
-    """Names of the heads; everything that would change the formulas is refused."""
-    root.require("apply_cutoff", True, True, "cutoff applied after the radial network")
+def _read_switches(root: Node) -> tuple[tuple[str, ...], bool]:
+    """Names of the heads, and whether radial features have the cutoff; odd switches are refused."""
+    apply_cutoff = bool(root.attribute("apply_cutoff", True))
+    radial = root.child("radial_embedding", classes.RADIAL_EMBEDDING)
+    radial.require("apply_cutoff", apply_cutoff, True, "the model itself says otherwise")
     root.require("use_so3", False, False, "SO(3) irreps")
     root.derived(
         "lammps_mliap", "edge_irreps", "use_reduced_cg", "use_agnostic_product",
         "use_last_readout_only", "use_edge_irreps_first", "num_interactions",
     )  # fmt: skip
     heads = root.attribute("heads", None) or ["Default"]
-    return tuple(str(head) for head in heads)
+    return tuple(str(head) for head in heads), apply_cutoff
 
 
 def _read_energies(root: Node, n_heads: int, n_elements: int) -> Tensors:
@@ -119,7 +126,6 @@ def _read_energies(root: Node, n_heads: int, n_elements: int) -> Tensors:
 
 def _read_radial(root: Node) -> tuple[RadialSpec, Tensors]:
     node = root.child("radial_embedding", classes.RADIAL_EMBEDDING)
-    node.require("apply_cutoff", True, True, "cutoff applied after the radial network")
     basis_node, cutoff = node.child("bessel_fn", *classes.BASES), node.child("cutoff_fn")
     basis = classes.BASES[basis_node.kind]
     tensors = {f"radial.{basis}.{name}": a for name, a in _BASIS_READERS[basis](basis_node).items()}

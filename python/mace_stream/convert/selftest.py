@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,41 +48,58 @@ def build_graph(atoms: Atoms, elements: tuple[int, ...], r_max: float) -> Graph:
     )
 
 
-def source_energies(model: torch.nn.Module, atoms: Atoms, head: int) -> np.ndarray:
+def source_energies(
+    model: torch.nn.Module, atoms: Atoms, head: int, inputs: Mapping[str, float]
+) -> np.ndarray:
     """Energy of every atom in eV by mace-torch itself, E0 included.
 
     Args:
         model: A mace-torch model in float64.
         atoms: The structure.
         head: Index of the head.
+        inputs: Value of every input that the model takes.
     """
     elements = tuple(int(z) for z in model.atomic_numbers)
     graph = build_graph(atoms, elements, float(model.r_max))
-    # Positions and image shifts that give exactly these edge vectors.
-    positions = torch.tensor(atoms.positions, dtype=torch.float64)
-    edge_index = torch.from_numpy(np.stack([graph.sender, graph.receiver]))
-    bare = positions[edge_index[1]] - positions[edge_index[0]]
-    one_hot = np.eye(len(elements))[graph.species]
+    energies = _evaluate(model, graph, np.zeros(len(atoms), np.int64), head, inputs)["node_energy"]
+    if not hasattr(model, "embedding_readout"):
+        return energies
+    # mace-torch adds what is read out of the embedding to totals only: of lone atoms, then.
+    none, each = np.zeros(0, np.int64), np.arange(len(elements))
+    lone = Graph(each, np.zeros(len(each) + 1, np.int64), none, none, np.zeros((0, 3)))
+    out = _evaluate(model, lone, each, head, inputs)
+    return energies + (out["energy"] - out["node_energy"])[graph.species]
+
+
+def _evaluate(
+    model: torch.nn.Module, graph: Graph, batch: np.ndarray, head: int, inputs: Mapping[str, float]
+) -> dict[str, np.ndarray]:
+    """Energies by mace-torch of structures that ``batch`` tells apart, their edges in one graph."""
+    n_structures = int(batch.max(initial=0)) + 1
+    ends = torch.from_numpy(np.stack([graph.sender, graph.receiver]))
+    # All positions are zero, and the image shifts are the edge vectors.
     data = {
-        "positions": positions,
-        "edge_index": edge_index,
-        "shifts": torch.from_numpy(graph.edge_vec) - bare,
-        "unit_shifts": torch.zeros_like(bare),
-        "cell": torch.zeros(3, 3, dtype=torch.float64),
-        "node_attrs": torch.from_numpy(one_hot),
-        "batch": torch.zeros(len(atoms), dtype=torch.int64),
-        "ptr": torch.tensor([0, len(atoms)]),
-        "head": torch.tensor([head]),
+        "positions": torch.zeros(len(batch), 3, dtype=torch.float64),
+        "edge_index": ends,
+        "shifts": torch.from_numpy(graph.edge_vec),
+        "unit_shifts": torch.zeros(len(graph.sender), 3, dtype=torch.float64),
+        "cell": torch.zeros(3 * n_structures, 3, dtype=torch.float64),
+        "node_attrs": torch.from_numpy(np.eye(len(model.atomic_numbers))[graph.species]),
+        "batch": torch.from_numpy(batch),
+        "ptr": torch.from_numpy(np.searchsorted(batch, np.arange(n_structures + 1))),
+        "head": torch.full((n_structures,), head),
+        **{name: torch.full((n_structures,), value).double() for name, value in inputs.items()},
     }
     with default_dtype(torch.float64):  # mace-torch computes some constants in it
-        return model(data, compute_force=False)["node_energy"].detach().numpy()
+        out = model(data, compute_force=False)
+    return {name: out[name].detach().numpy() for name in ("energy", "node_energy")}
 
 
-def file_energies(path: Path, atoms: Atoms, head: str) -> np.ndarray:
+def file_energies(path: Path, atoms: Atoms, head: str, inputs: Mapping[str, float]) -> np.ndarray:
     """Energy of every atom in eV by this package from a ``.mace`` file, in float64."""
     from mace_stream.torch import MACE
 
-    model = MACE.from_file(path, head=head, dtype=torch.float64)
+    model = MACE.from_file(path, head=head, dtype=torch.float64, inputs=inputs)
     graph = build_graph(atoms, model.elements, model.r_max)
     tensors = map(torch.from_numpy, (graph.edge_vec, graph.indptr, graph.sender, graph.species))
     _, node_energy = model(*tensors)
@@ -100,6 +119,19 @@ def probes(elements: tuple[int, ...]) -> list[Atoms]:
     return [Atoms(numbers=numbers, positions=sites, cell=cell, pbc=True), molecule]
 
 
+def input_probes(spec: ModelSpec) -> list[dict[str, float]]:
+    """Two values of every input: the ends of its table, or zero and one."""
+    if not spec.inputs:
+        return [{}]
+    values = {
+        item.name: (-item.offset, item.n_classes - 1 - item.offset)
+        if item.kind == "categorical"
+        else (0, 1)
+        for item in spec.inputs
+    }
+    return [{name: float(ends[k]) for name, ends in values.items()} for k in (0, 1)]
+
+
 def self_test(path: Path, spec: ModelSpec, model: torch.nn.Module) -> float:
     """Largest difference of an atom's energy between file and source in eV, over all heads.
 
@@ -112,10 +144,10 @@ def self_test(path: Path, spec: ModelSpec, model: torch.nn.Module) -> float:
     rounded = as_stored(model, spec.dtype)
     all_heads = [str(head) for head in getattr(model, "heads", None) or ["Default"]]
     worst = 0.0
-    for head in spec.heads:
+    for head, inputs in itertools.product(spec.heads, input_probes(spec)):
         for atoms in probes(spec.elements):
-            expected = source_energies(rounded, atoms, all_heads.index(head))
-            got = file_energies(path, atoms, head)
+            expected = source_energies(rounded, atoms, all_heads.index(head), inputs)
+            got = file_energies(path, atoms, head, inputs)
             difference = float(np.abs(got - expected).max())
             allowed = max(TOLERANCE_EV, ROUNDING * float(np.abs(expected).max()))
             if not difference < allowed:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from mace_stream.spec import ModelSpec
+from mace_stream.spec import LAYER_NORM_EPS, ModelSpec
 
 Tensors = Mapping[str, np.ndarray]
 
@@ -24,8 +24,8 @@ def cutoff(x: np.ndarray, p: float) -> np.ndarray:
 
 def features(
     spec: ModelSpec, tensors: Tensors, r: np.ndarray, z_sender: np.ndarray, z_receiver: np.ndarray
-) -> np.ndarray:
-    """Basis of the transformed distance times cutoff of the true one, ``[n_edges, n_basis]``.
+) -> tuple[np.ndarray, np.ndarray]:
+    """Basis of the transformed distance ``[n_edges, n_basis]``, and the cutoff of the true one.
 
     ``z_sender`` and ``z_receiver`` are atomic numbers.
     """
@@ -43,7 +43,7 @@ def features(
     else:
         raise ValueError(f"radial basis: the oracle does not know {name!r}")
     x = r / tensors["radial.cutoff.r_max"]
-    return basis * cutoff(x, float(tensors["radial.cutoff.p"]))[:, None]
+    return basis, cutoff(x, float(tensors["radial.cutoff.p"]))[:, None]
 
 
 def _transform(spec, tensors, r, z_sender, z_receiver):  # noqa: ANN001, ANN202  see features
@@ -76,3 +76,17 @@ def zbl(
     energy = 0.5 * 14.3996 * z_sender * z_receiver / r * screening
     energy = energy * cutoff(r / (radii[z_sender] + radii[z_receiver]), p)
     return np.where(r.real < spec.r_max, energy, 0.0)
+
+
+def normalized_network(tensors: Tensors, name: str, x: np.ndarray) -> np.ndarray:
+    """Linear layers with biases; each but the last is followed by a layer norm and silu."""
+    k = 0
+    while True:
+        x = x @ tensors[f"{name}.{k}"] + tensors[f"{name}.{k}.bias"]
+        if f"{name}.{k}.norm.weight" not in tensors:
+            return x
+        x = x - x.mean(axis=1, keepdims=True)
+        x = x / np.sqrt((x**2).mean(axis=1, keepdims=True) + LAYER_NORM_EPS)
+        x = x * tensors[f"{name}.{k}.norm.weight"] + tensors[f"{name}.{k}.norm.bias"]
+        x = x / (1 + np.exp(-x))
+        k += 1

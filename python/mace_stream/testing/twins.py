@@ -57,6 +57,9 @@ class Architecture:
     last_readout_only: bool = False
     keep_last_layer_irreps: bool = False
     scale_shift: bool = True
+    embedding: dict[str, dict] | None = None
+    """Numbers of the whole system that are embedded, as mace-torch's ``embedding_specs``."""
+    embedding_readout: bool = False
 
 
 MP0 = Architecture()
@@ -77,6 +80,17 @@ NONLINEAR = Architecture(
     rest="RealAgnosticResidualNonLinearInteractionBlock",
     apply_cutoff=False,
 )
+
+CHARGE_AND_SPIN = {
+    "total_charge": {
+        **{"type": "categorical", "per": "graph"},
+        **{"num_classes": 201, "offset": 100, "emb_dim": 64},
+    },
+    "total_spin": {
+        **{"type": "categorical", "per": "graph"},
+        **{"num_classes": 101, "offset": 0, "emb_dim": 64},
+    },
+}
 
 ARCHS: dict[str, Architecture] = {
     "MP-0a small": replace(MP0, hidden=L0),
@@ -113,6 +127,7 @@ ARCHS: dict[str, Architecture] = {
         num_interactions=3,
         num_bessel=8,
         elements=tuple(range(1, 84)),
+        embedding=CHARGE_AND_SPIN,
     ),
 }
 
@@ -170,6 +185,8 @@ def _build(arch: Architecture, rng: np.random.Generator) -> torch.nn.Module:
         "use_agnostic_product": arch.agnostic_product,
         "use_last_readout_only": arch.last_readout_only,
         "distance_transform": arch.distance_transform,
+        "embedding_specs": arch.embedding,
+        "use_embedding_readout": arch.embedding_readout,
         "edge_irreps": None if arch.edge is None else o3.Irreps(arch.edge),
         "use_edge_irreps_first": arch.edge_irreps_first,
         "radial_MLP": list(arch.radial_mlp),
@@ -190,7 +207,13 @@ def _build(arch: Architecture, rng: np.random.Generator) -> torch.nn.Module:
 
 def tiny(name: str, **override: Any) -> torch.nn.Module:
     """The named twin with few channels, two elements and lower degrees: built in a second."""
-    hidden = "+".join(f"4x{term.partition('x')[2]}" for term in ARCHS[name].hidden.split("+"))
-    small = {"hidden": hidden, "elements": (14, 6), "radial_mlp": (8, 8), "mlp_irreps": "4x0e"}
-    small |= {"max_ell": 2, "correlation": 2}
+    arch = ARCHS[name]
+    small = {"hidden": _with_channels(arch.hidden, 4), "elements": (14, 6), "radial_mlp": (8, 8)}
+    small |= {"mlp_irreps": "4x0e", "max_ell": 2, "correlation": 2}
+    if arch.edge is not None:
+        small["edge"] = _with_channels(arch.edge, 4)
     return build_twin(name, **{**small, **override})
+
+
+def _with_channels(irreps: str, channels: int) -> str:
+    return "+".join(f"{channels}x{term.partition('x')[2]}" for term in irreps.split("+"))

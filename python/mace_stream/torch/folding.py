@@ -12,6 +12,7 @@ from torch import Tensor
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": torch.nn.functional.silu,
     "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
     "abs": torch.abs,
     "none": lambda x: x,
 }

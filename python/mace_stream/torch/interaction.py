@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from mace_stream.couplings import ConvPlan, FeatureLayout
-from mace_stream.spec import LayerSpec, ModelSpec
+from mace_stream.spec import BLOCKS, GateSpec, LayerSpec, ModelSpec
 from mace_stream.torch.conv import conv
-from mace_stream.torch.folding import Parameters
+from mace_stream.torch.folding import Parameters, activation
 from mace_stream.torch.geometry import Graph, gather_senders
 from mace_stream.torch.linear import ElementLinear, IrrepLinear, MessageLinear, SpeciesGroups
-from mace_stream.torch.radial import RadialNetwork
+from mace_stream.torch.radial import (
+    EdgeFeatures,
+    NormalizedNetwork,
+    NormalizedRadialNetwork,
+    RadialNetwork,
+)
 
-RESIDUAL = ("RR", "DR")
-DENSITY = ("D", "DR")
-BLOCKS = ("R", "RR", "D", "DR")
+RESIDUAL = ("RR", "DR", "NL")
+"""Blocks whose skip connection acts on the node features, not on the message."""
 
 
 @dataclass(frozen=True)
@@ -28,16 +32,15 @@ class Edges:
     graph: Graph
     attrs: Tensor
     """Spherical harmonics [n_edges, (l_max + 1)**2]."""
-    feats: Tensor
-    """Radial basis times cutoff [n_edges, n_basis]."""
+    feats: EdgeFeatures
 
 
 class Interaction(nn.Module):
-    """Blocks R, RR, D and DR of MACE.
+    """Blocks R, RR, D, DR and NL of MACE.
 
     R: agnostic, the skip acts on the message. RR: residual, the skip acts on the node features
     and joins after the product basis. D and DR: the same with a learned local density instead of
-    the mean number of neighbours.
+    the mean number of neighbours. NL: as DR, and the message passes through a gate.
     """
 
     deterministic = False
@@ -57,15 +60,20 @@ class Interaction(nn.Module):
         layout_in = FeatureLayout.parse(layer.irreps_in)
         layout_message = FeatureLayout.parse(layer.irreps_message)
         self.plan = build_plan(spec, layer, params)
-        self.radial = RadialNetwork(layer, params)
         self.linear_up = IrrepLinear(
             layout_in, FeatureLayout.parse(layer.irreps_up), params.under("linear_up")
         )
-        self.linear = MessageLinear(self.plan.outputs, layout_message, params.under("linear"))
-        if layer.block in DENSITY:
-            self.normalize = DensityNorm(params)
+        n_basis = spec.radial.n_basis
+        if layer.block == "NL":
+            self.radial = NormalizedRadialNetwork(layer, n_basis, params)
+            self.normalize = GatedDensityNorm(layer, n_basis, params)
+            self.gated = GatedMessage(layer, params)
         else:
-            self.normalize = MeanNorm(params)
+            self.radial = RadialNetwork(layer, params)
+            self.normalize = (MeanNorm if layer.block in ("R", "RR") else DensityNorm)(params)
+            self.gated = None
+        name = "linear" if self.gated is None else "linear_1"
+        self.linear = MessageLinear(self.plan.outputs, layout_message, params.under(name))
         layout_out = FeatureLayout.parse(layer.irreps_out)
         source, target = (
             (layout_in, layout_out) if self.residual else (layout_message, layout_message)
@@ -105,6 +113,8 @@ class Interaction(nn.Module):
             )
         ]
         message = self.normalize(self.linear(torch.cat(parts)), edges)
+        if self.gated is not None:
+            return self.gated(message, up[: len(message)])
         return message if self.residual else self.skip(message, groups)
 
 
@@ -159,21 +169,83 @@ class MeanNorm(nn.Module):
 
 
 class DensityNorm(nn.Module):
-    """Divide by one plus the sum over neighbours of ``tanh(g(edge_feats)^2)``."""
+    """Divide by ``alpha + beta rho``, rho the sum over neighbours of ``tanh(g(edge_feats)^2)``.
+
+    Here alpha and beta are 1 and g is one matrix.
+    """
+
+    alpha = beta = 1.0
 
     def __init__(self, params: Parameters) -> None:
         super().__init__()
         self.register_buffer("weight", params.cast(params.linear("density")))
 
-    def per_edge(self, feats: Tensor) -> Tensor:
-        """Map radial features [n_edges, n_basis] to the density of each edge [n_edges, 1]."""
-        return torch.tanh((feats @ self.weight) ** 2)
+    def function(self, feats: EdgeFeatures) -> Tensor:
+        """Map features of edges to g, [n_edges, 1]."""
+        return feats.basis @ self.weight
+
+    def per_edge(self, feats: EdgeFeatures) -> Tensor:
+        """Map features of edges to the density of each edge [n_edges, 1]."""
+        return feats.with_cutoff(torch.tanh(self.function(feats) ** 2))
 
     def forward(self, message: Tensor, edges: Edges) -> Tensor:
         """Normalise [n_receivers, dim, C]."""
         per_edge = self.per_edge(edges.feats).squeeze(1)
         density = per_edge.new_zeros(len(message)).index_add(0, edges.graph.receiver, per_edge)
-        return message / (1 + density)[:, None, None]
+        return message / (self.alpha + self.beta * density)[:, None, None]
+
+
+class GatedDensityNorm(DensityNorm):
+    """The same with learned alpha and beta, and a network for g: block NL."""
+
+    def __init__(self, layer: LayerSpec, n_basis: int, params: Parameters) -> None:
+        nn.Module.__init__(self)
+        self.alpha, self.beta = params.scalar("alpha"), params.scalar("beta")
+        self.network = NormalizedNetwork(layer.density_widths, "density", n_basis, params)
+
+    def function(self, feats: EdgeFeatures) -> Tensor:
+        """Map features of edges to g, [n_edges, 1]."""
+        return self.network(feats)
+
+
+class GatedMessage(nn.Module):
+    """What block NL adds to the message, and the gate that it passes through.
+
+    Rows of the input are scalars, a row of gates for every irrep of l > 0, and those irreps.
+    """
+
+    def __init__(self, layer: LayerSpec, params: Parameters) -> None:
+        super().__init__()
+        layout_up = FeatureLayout.parse(layer.irreps_up)
+        layout = FeatureLayout.parse(layer.irreps_message)
+        self.residual = IrrepLinear(layout_up, layout, params.under("residual"))
+        self.linear = IrrepLinear(layout, layout, params.under("linear_2"))
+        self.gate = Gate(layer.gate, [irrep.dim for irrep in layout.irreps[1:]])
+
+    def forward(self, message: Tensor, up: Tensor) -> Tensor:
+        """Map [n, n_gates + dim, C] and the node's own ``up`` [n, dim_up, C_up] to [n, dim, C]."""
+        return self.linear(self.gate(message + self.residual(up)))
+
+
+class Gate(nn.Module):
+    """Scalars through one activation, other irreps times another of their gates."""
+
+    def __init__(self, gate: GateSpec, dims: Sequence[int]) -> None:
+        super().__init__()
+        self.scalar, self.scalar_scale = activation(gate.activation), gate.activation_scale
+        self.factor, self.factor_scale = (
+            activation(gate.gate_activation),
+            gate.gate_activation_scale,
+        )
+        self.n_gates = len(dims)
+        row_of_gate = [gate for gate, dim in enumerate(dims) for _ in range(dim)]
+        self.register_buffer("row_of_gate", torch.tensor(row_of_gate, dtype=torch.int64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [n, 1 + n_gates + rest, C] to [n, 1 + rest, C]."""
+        scalars, gates, rest = x.split([1, self.n_gates, len(self.row_of_gate)], dim=1)
+        factors = (self.factor_scale * self.factor(gates)).index_select(1, self.row_of_gate)
+        return torch.cat([self.scalar_scale * self.scalar(scalars), rest * factors], dim=1)
 
 
 def build_plan(spec: ModelSpec, layer: LayerSpec, params: Parameters) -> ConvPlan:

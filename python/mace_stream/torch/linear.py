@@ -48,7 +48,11 @@ class SpeciesGroups:
 
 
 class IrrepLinear(nn.Module):
-    """Mix channels within each irrep; an irrep without weights comes out as zero."""
+    """Mix channels within each irrep; an irrep without weights comes out as zero.
+
+    A weight several times as wide as the layout's channels gives that many rows per component, as
+    the scalars and gates of block NL.
+    """
 
     def __init__(
         self, layout_in: FeatureLayout, layout_out: FeatureLayout, params: Parameters
@@ -68,12 +72,15 @@ class IrrepLinear(nn.Module):
             if rows is None:
                 parts.append(x.new_zeros(len(x), dim, self.channels_out))
             else:
-                parts.append(x[:, rows] @ getattr(self, f"weight_{k}"))
+                parts.append(_in_rows(x[:, rows] @ getattr(self, f"weight_{k}"), self.channels_out))
         return _join(parts)
 
 
 class ElementLinear(nn.Module):
-    """As :class:`IrrepLinear`, with weights ``[Z, C_in, C_out]`` of each node's own element."""
+    """As :class:`IrrepLinear`, with weights ``[Z, C_in, C_out]`` of each node's own element.
+
+    Weights ``[C_in, C_out]`` in the file serve all elements.
+    """
 
     def __init__(
         self, layout_in: FeatureLayout, layout_out: FeatureLayout, params: Parameters
@@ -84,8 +91,14 @@ class ElementLinear(nn.Module):
         self.channels_out = layout_out.channels
         for k, irrep in enumerate(layout_out.irreps):
             if self.rows[k] is not None:
-                weight = params.linear(str(irrep)).transpose(0, 1).contiguous()
-                self.register_buffer(f"weight_{k}", params.cast(weight))
+                weight = params.linear(str(irrep))
+                weight = weight[None] if weight.dim() == 2 else weight.transpose(0, 1)
+                self.register_buffer(f"weight_{k}", params.cast(weight.contiguous()))
+
+    def weight(self, k: int, species: int) -> Tensor:
+        """Matrix [C_in, C_out] of output irrep ``k`` for one element."""
+        weights = getattr(self, f"weight_{k}")
+        return weights[species if len(weights) > 1 else 0]
 
     def forward(self, x: Tensor, groups: SpeciesGroups) -> Tensor:
         """Map [n_nodes, dim_in, C_in] to [n_nodes, dim_out, C_out]."""
@@ -99,12 +112,15 @@ class ElementLinear(nn.Module):
             if rows is None:
                 parts.append(x.new_zeros(len(x), dim, self.channels_out))
             else:
-                parts.append(x[:, rows] @ getattr(self, f"weight_{k}")[species])
+                parts.append(x[:, rows] @ self.weight(k, species))
         return _join(parts)
 
 
 class MessageLinear(nn.Module):
-    """The linear layer after a convolution: all paths that end in one irrep, mixed."""
+    """The linear layer after a convolution: all paths that end in one irrep, mixed.
+
+    Wide weights give several rows, as in :class:`IrrepLinear`.
+    """
 
     def __init__(
         self, outputs: Sequence[OutputBlock], layout_out: FeatureLayout, params: Parameters
@@ -115,6 +131,7 @@ class MessageLinear(nn.Module):
         if missing:
             raise ValueError(f"message irreps {missing}: no path of the convolution ends there")
         self.blocks = [blocks[irrep] for irrep in layout_out.irreps]
+        self.channels_out = layout_out.channels
         for k, block in enumerate(self.blocks):
             self.register_buffer(f"weight_{k}", params.cast(params.linear(str(block.irrep))))
 
@@ -123,8 +140,13 @@ class MessageLinear(nn.Module):
         parts = []
         for k, block in enumerate(self.blocks):
             rows = message[:, block.rows].unflatten(1, (block.irrep.dim, block.n_paths)).flatten(2)
-            parts.append(rows @ getattr(self, f"weight_{k}"))
+            parts.append(_in_rows(rows @ getattr(self, f"weight_{k}"), self.channels_out))
         return _join(parts)
+
+
+def _in_rows(x: Tensor, channels: int) -> Tensor:
+    """[n, d, k * channels] as [n, d * k, channels]."""
+    return x if x.shape[2] == channels else x.reshape(len(x), -1, channels)
 
 
 def _rows_or_none(layout: FeatureLayout, irrep: Irrep, params: Parameters) -> slice | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import sqrt
 from pathlib import Path
 from typing import Protocol
 
@@ -13,12 +12,13 @@ from torch import Tensor, nn
 
 from mace_stream.spec import ModelSpec
 from mace_stream.torch.conv import resolve_mode
+from mace_stream.torch.embedding import embedding_energy, input_values, node_embedding
 from mace_stream.torch.folding import Parameters
 from mace_stream.torch.geometry import Graph, lengths_and_harmonics, make_graph
 from mace_stream.torch.interaction import Edges, FirstInteraction, Interaction
 from mace_stream.torch.linear import SpeciesGroups
 from mace_stream.torch.product import Product
-from mace_stream.torch.radial import RadialEmbedding, ZBLRepulsion
+from mace_stream.torch.radial import EdgeFeatures, RadialEmbedding, ZBLRepulsion
 from mace_stream.torch.readout import Readout
 
 ARCHITECTURES = ("MACE", "ScaleShiftMACE")
@@ -47,6 +47,7 @@ class MACE(nn.Module):
         dtype: torch.dtype = torch.float64,
         device: str | torch.device = "cpu",
         conv_mode: str = "auto",
+        inputs: Mapping[str, float] | None = None,
     ) -> None:
         super().__init__()
         self.spec = spec
@@ -58,19 +59,23 @@ class MACE(nn.Module):
         _check_supported(spec)
         params = Parameters(tensors, dtype)
         index = spec.heads.index(self.head)
-        self._build_layers(params)
+        self.inputs = input_values(spec, inputs)
+        exact = Parameters(tensors, torch.float64)
+        embedding = node_embedding(spec, exact, self.inputs)
+        self._build_layers(params, embedding)
         self.readouts = nn.ModuleList(Readout(spec, r, index, params) for r in spec.readouts)
-        self.register_buffer("atomic_energies", params.tensor("atomic_energies")[index].clone())
+        energies = params.tensor("atomic_energies")[index]
+        energies = energies + embedding_energy(spec, exact, embedding, index)
+        self.register_buffer("atomic_energies", energies)
         self.shift = float(params.array("shift")[index])
         self.scale = float(params.array("scale")[index])
         self.to(device)
 
-    def _build_layers(self, params: Parameters) -> None:
+    def _build_layers(self, params: Parameters, embedding: Tensor) -> None:
         spec = self.spec
         exact = Parameters(params.tensors, torch.float64)
         self.radial = RadialEmbedding(spec, exact)
         self.pair_repulsion = ZBLRepulsion(spec, exact) if spec.pair_repulsion == "zbl" else None
-        embedding = params.tensor("node_embedding.weight") / sqrt(len(spec.elements))
         self.interactions, self.products = nn.ModuleList(), nn.ModuleList()
         for t, layer in enumerate(spec.layers):
             layer_params = params.under(f"layers.{t}")
@@ -91,6 +96,7 @@ class MACE(nn.Module):
         device: str | torch.device = "cpu",
         elements: Sequence[int] | None = None,
         conv_mode: str = "auto",
+        inputs: Mapping[str, float] | None = None,
     ) -> MACE:
         """Build a model from what a ``.mace`` file holds.
 
@@ -102,12 +108,21 @@ class MACE(nn.Module):
             device: Where the model lives.
             elements: Atomic numbers expected. Their tables are folded now, others at first use.
             conv_mode: Mode of the convolutions, see :func:`mace_stream.torch.conv`.
+            inputs: Numbers of the whole system by name, such as ``total_charge``, for models that
+                take them; :data:`mace_stream.spec.INPUT_DEFAULTS` where left out.
 
         Raises:
             ValueError: The model needs something this version does not support, a tensor is
-                missing, or the head or an element is unknown.
+                missing, or the head, an element or an input is unknown.
         """
-        model = cls(spec, tensors, head=head, dtype=dtype, device=device, conv_mode=conv_mode)
+        model = cls(
+            *(spec, tensors),
+            head=head,
+            dtype=dtype,
+            device=device,
+            conv_mode=conv_mode,
+            inputs=inputs,
+        )
         for number in elements or ():
             if number not in spec.elements:
                 raise ValueError(f"elements: the model knows {spec.elements}, not {number}")
@@ -123,6 +138,7 @@ class MACE(nn.Module):
         dtype: torch.dtype = torch.float64,
         device: str | torch.device = "cpu",
         elements: Sequence[int] | None = None,
+        inputs: Mapping[str, float] | None = None,
     ) -> MACE:
         """Build a model from a ``.mace`` file. Arguments and errors as :meth:`from_spec`.
 
@@ -132,7 +148,7 @@ class MACE(nn.Module):
         from mace_stream import io
 
         spec, tensors = io.load(path)
-        return cls.from_spec(spec, tensors, head, dtype, device, elements)
+        return cls.from_spec(spec, tensors, head, dtype, device, elements, inputs=inputs)
 
     def make_deterministic(self) -> None:
         """Let :func:`mace_stream.torch.conv` give the same bits every time."""
@@ -195,7 +211,9 @@ class MACE(nn.Module):
         """
         length, attrs = lengths_and_harmonics(graph.edge_vec, self.spec.l_max, self.dtype)
         ends = graph.species[graph.sender], graph.species[graph.receiver]
-        feats = self.radial(length, *ends).to(self.dtype)
+        basis, cutoff = self.radial(length, *ends)
+        cutoff = None if cutoff is None else cutoff.to(self.dtype)
+        feats = EdgeFeatures(basis.to(self.dtype), cutoff, *ends)
         pair = None if self.pair_repulsion is None else self.pair_repulsion(length, *ends)
         return Edges(graph, attrs, feats), pair
 

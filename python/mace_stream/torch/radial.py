@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from math import sqrt
 
 import torch
 from torch import Tensor, nn
 
-from mace_stream.spec import LayerSpec, ModelSpec
+from mace_stream.spec import LAYER_NORM_EPS, LayerSpec, ModelSpec
 from mace_stream.torch.folding import Parameters, activation
 
 
@@ -21,7 +23,10 @@ def polynomial_cutoff(x: Tensor, p: int) -> Tensor:
 
 
 class RadialEmbedding(nn.Module):
-    """Radial features ``[n_edges, n_basis]``: basis of the transformed distance times cutoff."""
+    """Radial features ``[n_edges, n_basis]``: basis of the transformed distance times cutoff.
+
+    Where the file says so, the cutoff is kept apart, to be applied to the path weights.
+    """
 
     def __init__(self, spec: ModelSpec, params: Parameters) -> None:
         super().__init__()
@@ -30,11 +35,18 @@ class RadialEmbedding(nn.Module):
         self.basis = _look_up("basis", spec.radial.basis, _BASES)(radial)
         self.p = round(radial.scalar("cutoff.p"))
         self.r_max = radial.scalar("cutoff.r_max")
+        self.apply_cutoff = spec.apply_cutoff
 
-    def forward(self, length: Tensor, sender_species: Tensor, receiver_species: Tensor) -> Tensor:
-        """Embed lengths [n_edges, 1]; a length of ``r_max`` or more gives exact zeros."""
-        distance = self.transform(length, sender_species, receiver_species)
-        return self.basis(distance) * polynomial_cutoff(length / self.r_max, self.p)
+    def forward(
+        self, length: Tensor, sender_species: Tensor, receiver_species: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        """Embed lengths [n_edges, 1]: features, and the cutoff [n_edges, 1] if it is kept apart.
+
+        A length of ``r_max`` or more gives exact zeros of what has the cutoff.
+        """
+        basis = self.basis(self.transform(length, sender_species, receiver_species))
+        cutoff = polynomial_cutoff(length / self.r_max, self.p)
+        return (basis * cutoff, None) if self.apply_cutoff else (basis, cutoff)
 
 
 class BesselBasis(nn.Module):
@@ -128,6 +140,31 @@ class SoftTransform(nn.Module):
         return low + (length - low) * step / 2
 
 
+@dataclass(frozen=True)
+class EdgeFeatures:
+    """What radial networks read of edges, in the model's precision."""
+
+    basis: Tensor
+    """Radial features [n_edges, n_basis]."""
+    cutoff: Tensor | None
+    """[n_edges, 1] where it is to be applied to a network's output."""
+    sender: Tensor
+    receiver: Tensor
+    """Species of both ends, [n_edges]."""
+
+    def split(self, sizes: list[int]) -> list[EdgeFeatures]:
+        """Cut into runs of edges."""
+        n_parts = len(sizes)
+        cutoffs = [None] * n_parts if self.cutoff is None else self.cutoff.split(sizes)
+        arrays = (self.basis.split(sizes), cutoffs, self.sender.split(sizes))
+        parts = zip(*arrays, self.receiver.split(sizes), strict=True)
+        return [EdgeFeatures(*part) for part in parts]
+
+    def with_cutoff(self, values: Tensor) -> Tensor:
+        """Multiply [n_edges, k] by the cutoff where it was kept apart."""
+        return values if self.cutoff is None else values * self.cutoff
+
+
 class RadialNetwork(nn.Module):
     """Path weights ``[n_edges, n_paths, channels]`` from radial features; no biases."""
 
@@ -145,16 +182,94 @@ class RadialNetwork(nn.Module):
         """What maps hidden features to path weights, [H, n_paths * channels]."""
         return getattr(self, f"weight_{self.n_layers - 1}")
 
-    def hidden(self, edge_feats: Tensor) -> Tensor:
-        """Map [n_edges, n_basis] to the last hidden features [n_edges, H]."""
-        hidden = edge_feats
+    def hidden(self, edges: EdgeFeatures) -> Tensor:
+        """Return the last hidden features [n_edges, H], in which path weights are linear."""
+        hidden = edges.basis
         for k in range(self.n_layers - 1):
             hidden = self.activation(hidden @ getattr(self, f"weight_{k}"))
-        return hidden
+        return edges.with_cutoff(hidden)
 
-    def forward(self, edge_feats: Tensor) -> Tensor:
-        """Map [n_edges, n_basis] to [n_edges, n_paths, channels]."""
-        return (self.hidden(edge_feats) @ self.last_weight).unflatten(1, (self.n_paths, -1))
+    def forward(self, edges: EdgeFeatures) -> Tensor:
+        """Map features of edges to path weights [n_edges, n_paths, channels]."""
+        return (self.hidden(edges) @ self.last_weight).unflatten(1, (self.n_paths, -1))
+
+
+class NormalizedNetwork(nn.Module):
+    """Linear layers with biases, each but the last followed by a layer norm and silu.
+
+    It reads radial features and the elements of both ends. Its first layer is linear in both, so
+    that each element adds a row of a table, folded in float64. The last layer's bias is the weight
+    of one more hidden feature, which is 1.
+    """
+
+    def __init__(self, widths: Sequence[int], name: str, n_basis: int, params: Parameters) -> None:
+        super().__init__()
+        self.n_layers = len(widths) - 1
+        mine = params.under(name)
+        first, bias = mine.tensor("0"), mine.tensor("0.bias")
+        n_species_features = (len(first) - n_basis) // 2
+        of_basis, of_sender, of_receiver = first.split([n_basis, *[n_species_features] * 2])
+        sender = params.linear("source_embedding") @ of_sender
+        receiver = params.linear("target_embedding") @ of_receiver + bias
+        for buffer, tensor in (("basis", of_basis), ("sender", sender), ("receiver", receiver)):
+            self.register_buffer(buffer, params.cast(tensor))
+        for k in range(self.n_layers - 1):
+            for what in ("weight", "bias"):
+                norm = mine.tensor(f"{k}.norm.{what}")
+                self.register_buffer(f"norm_{what}_{k}", params.cast(norm))
+        for k in range(1, self.n_layers):
+            weight, bias = mine.tensor(str(k)), mine.tensor(f"{k}.bias")
+            stacked = torch.cat([weight, bias[None]])
+            self.register_buffer(f"weight_{k}", params.cast(stacked))
+
+    @property
+    def last_weight(self) -> Tensor:
+        """What maps hidden features to the output, [H, width]; the bias is its last row."""
+        return getattr(self, f"weight_{self.n_layers - 1}")
+
+    def features(self, edges: EdgeFeatures) -> Tensor:
+        """Return the last hidden features [n_edges, H], in which the output is linear."""
+        hidden = (
+            edges.basis @ self.basis + self.sender[edges.sender] + self.receiver[edges.receiver]
+        )
+        for k in range(self.n_layers - 1):
+            if k > 0:
+                hidden = _with_one(hidden) @ getattr(self, f"weight_{k}")
+            hidden = self._normalize(hidden, k)
+            hidden = hidden * torch.sigmoid(hidden)
+        return _with_one(hidden)
+
+    def forward(self, edges: EdgeFeatures) -> Tensor:
+        """Map features of edges to the output [n_edges, width]."""
+        return self.features(edges) @ self.last_weight
+
+    def _normalize(self, x: Tensor, k: int) -> Tensor:
+        """Layer norm number k, Ba, Kiros and Hinton, arXiv:1607.06450; twice differentiable."""
+        centered = x - x.mean(1, keepdim=True)
+        scale = torch.rsqrt(centered.square().mean(1, keepdim=True) + LAYER_NORM_EPS)
+        return centered * scale * getattr(self, f"norm_weight_{k}") + getattr(
+            self, f"norm_bias_{k}"
+        )
+
+
+class NormalizedRadialNetwork(NormalizedNetwork):
+    """Path weights ``[n_edges, n_paths, channels]`` of block NL."""
+
+    def __init__(self, layer: LayerSpec, n_basis: int, params: Parameters) -> None:
+        super().__init__(layer.radial_widths, "radial", n_basis, params)
+        self.n_paths = len(layer.paths)
+
+    def hidden(self, edges: EdgeFeatures) -> Tensor:
+        """Return the last hidden features [n_edges, H], in which path weights are linear."""
+        return edges.with_cutoff(self.features(edges))
+
+    def forward(self, edges: EdgeFeatures) -> Tensor:
+        """Map features of edges to path weights [n_edges, n_paths, channels]."""
+        return (self.hidden(edges) @ self.last_weight).unflatten(1, (self.n_paths, -1))
+
+
+def _with_one(x: Tensor) -> Tensor:
+    return torch.cat([x, torch.ones_like(x[:, :1])], dim=1)
 
 
 class ZBLRepulsion(nn.Module):

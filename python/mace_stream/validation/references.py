@@ -12,6 +12,7 @@ import numpy as np
 
 from mace_stream import io
 from mace_stream.reference import directional_derivative, node_energy
+from mace_stream.spec import INPUT_DEFAULTS
 from mace_stream.validation.frames import Frame, Result
 
 
@@ -81,9 +82,10 @@ class OracleReference:
         model = (self.spec, self.tensors, edge_vec, indptr, sender, species)
 
         def slope(direction: np.ndarray) -> float:
-            return directional_derivative(*model, direction, self.head)
+            return directional_derivative(*model, direction, self.head, inputs)
 
-        node = node_energy(*model, self.head)
+        inputs = {item.name: INPUT_DEFAULTS[item.name] for item in self.spec.inputs}
+        node = node_energy(*model, self.head, inputs)
         atoms = np.unique(np.linspace(0, len(node) - 1, self.force_atoms).astype(int))
         moves = [(receiver == i).astype(float) - (sender == i) for i in atoms]
         axes = np.eye(3)

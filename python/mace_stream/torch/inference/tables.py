@@ -14,7 +14,12 @@ from mace_stream.tables.grid import RadialFunction, TableError, refine, tabulate
 from mace_stream.tables.radial import RadialTables
 from mace_stream.torch.interaction import DensityNorm, Interaction, MeanNorm
 from mace_stream.torch.model import MACE
-from mace_stream.torch.radial import NoTransform, RadialNetwork
+from mace_stream.torch.radial import (
+    EdgeFeatures,
+    NormalizedNetwork,
+    NoTransform,
+    RadialNetwork,
+)
 
 MAX_BYTES = 8 * 2**30
 """Of all tables in float64: some ten elements in double precision."""
@@ -22,8 +27,9 @@ MAX_BYTES = 8 * 2**30
 PIECE = 2048
 """Distances per evaluation, to bound memory: all path weights exist for each, several times."""
 
-OfFeatures = Callable[[Tensor], Tensor]
-"""From radial features [n, n_basis] to [n, families, width]."""
+Network = RadialNetwork | NormalizedNetwork
+OfFeatures = Callable[[EdgeFeatures], Tensor]
+"""From what radial networks read of n edges to [n, families, width]."""
 
 
 def build_tables(
@@ -113,7 +119,12 @@ def build_repulsion(model: MACE, species: Sequence[int]) -> Repulsion | None:
 
 
 def _shared_pair(model: MACE, i: int, j: int) -> tuple[int, int]:
-    """A pair of species with the same functions: transforms are symmetric, or are none at all."""
+    """A pair of species, receiver and sender, with the same functions.
+
+    Transforms are symmetric, or are none at all; networks that read the elements tell all apart.
+    """
+    if any(isinstance(x.radial, NormalizedNetwork) for x in model.interactions):
+        return i, j
     if isinstance(model.radial.transform, NoTransform):
         return 0, 0
     return min(i, j), max(i, j)
@@ -130,7 +141,7 @@ def _kinds(model: MACE) -> Iterator[tuple[str, OfFeatures]]:
             yield f"density {t}", _density(interaction.normalize)
 
 
-def _hidden(network: RadialNetwork) -> OfFeatures:
+def _hidden(network: Network) -> OfFeatures:
     network = _twice_differentiable(network)
     return lambda feats: network.hidden(feats)[:, None]
 
@@ -141,8 +152,10 @@ def _path_weights(interaction: Interaction) -> OfFeatures:
     return lambda feats: scale * network(feats)
 
 
-def _twice_differentiable(network: RadialNetwork) -> RadialNetwork:
+def _twice_differentiable(network: Network) -> Network:
     """The same network, its activation spelled out: torch has one forward derivative of silu."""
+    if isinstance(network, NormalizedNetwork):
+        return network
     network = copy.copy(network)
     if network.activation is torch.nn.functional.silu:
         network.activation = lambda x: x * torch.sigmoid(x)
@@ -150,16 +163,19 @@ def _twice_differentiable(network: RadialNetwork) -> RadialNetwork:
 
 
 def _density(norm: DensityNorm) -> OfFeatures:
-    return lambda feats: norm.per_edge(feats)[:, None]
+    """The passes divide by one plus a sum; alpha is folded into the linear layer."""
+    return lambda feats: (norm.beta / norm.alpha) * norm.per_edge(feats)[:, None]
 
 
 def _function(model: MACE, i: int, j: int, of_features: OfFeatures) -> RadialFunction:
-    """Evaluate with exact derivatives, a piece of the distances at a time."""
+    """Of receivers ``i`` and senders ``j``, with exact derivatives; in pieces."""
     device = model.atomic_energies.device
-    ends = torch.tensor([i], device=device), torch.tensor([j], device=device)
+    receiver, sender = (torch.tensor([z], device=device) for z in (i, j))
 
     def value(length: Tensor) -> Tensor:
-        return of_features(model.radial(length[:, None], *ends))
+        basis, cutoff = model.radial(length[:, None], sender, receiver)
+        ends = sender.expand(len(length)), receiver.expand(len(length))
+        return of_features(EdgeFeatures(basis, cutoff, *ends))
 
     def function(r: np.ndarray, order: int) -> list[np.ndarray]:
         pieces = torch.as_tensor(r, device=device).split(PIECE)
