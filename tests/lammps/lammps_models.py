@@ -17,6 +17,7 @@ TWINS = {
     "plain": {},
     "zbl": {"pair_repulsion": True, "distance_transform": "Agnesi"},
     "heads": {"heads": ("a_pbe", "b_scan")},
+    "unsorted_heads": {"heads": ("zeta", "alpha")},
     "one_layer": {"num_interactions": 1},
     "three_layers": {"num_interactions": 3},
     "ti": {"elements": (22,), "r_max": 6.0},
