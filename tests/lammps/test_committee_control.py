@@ -169,6 +169,29 @@ def test_verify_compares_every_model(three, tmp_path, monkeypatch):
             lmp.command("run 0")
 
 
+def test_a_restart_file_knows_all_models(alike, tmp_path):
+    """The line that the log asks for gives the same committee again."""
+    setup = setup_of(alike, mixed_cell(), FAST)
+    with opened() as lmp:
+        prepare(lmp, setup)
+        lmp.commands_list(["run 0", f"write_restart {tmp_path}/r"])
+        energy = lmp.get_thermo("pe")
+    with opened(tmp_path / "log") as lmp:
+        lmp.command(f"read_restart {tmp_path}/r")
+    asked = (tmp_path / "log").read_text().split("add the line: ")[1].splitlines()[0]
+    assert asked.count(".mace") == 3
+    with opened(tmp_path / "log") as lmp:
+        lmp.commands_list([f"read_restart {tmp_path}/r", asked, DEVIATION])
+        lmp.commands_list(["thermo_style custom step pe c_dev", "run 0"])
+        assert abs(lmp.get_thermo("pe") - energy) < 1e-10
+        assert lmp.extract_compute("dev", 0, 0) > 0.01
+    assert "WARNING: Pair style" not in (tmp_path / "log").read_text()
+    with opened() as lmp:
+        lmp.command(f"read_restart {tmp_path}/r")
+        with pytest.raises(Exception, match="written with another model"):
+            lmp.command(replace(setup, others=alike[2:]).coeff())
+
+
 # ---- refusals ----
 
 

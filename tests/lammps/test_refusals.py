@@ -249,6 +249,11 @@ def test_plugin_of_another_version(model, tmp_path, old_plugin):
     assert "pip install" in done.stdout
 
     script = (tmp_path / "in.test").read_text()
+    first = script.index("pair_style")
+    (tmp_path / "in.test").write_text(script[:first] + "compute d all mace/stream/deviation\n")
+    done = run_lmp(tmp_path, **environment)
+    assert "Compute mace/stream/deviation: built for LAMMPS 20200101" in done.stdout
+
     lines = [line for line in script.splitlines() if not line.startswith(("pair_", "run"))]
     (tmp_path / "in.test").write_text(
         "\n".join([*lines, "pair_style zero 4.0", "pair_coeff * *", "run 0", ""])
