@@ -16,7 +16,7 @@ Example:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +41,7 @@ def hvp(
     head: str | None = None,
     device: str | None = None,
     dtype: str | None = None,
+    inputs: Mapping[str, float] | None = None,
 ) -> np.ndarray:
     """Multiply the Hessian with vectors.
 
@@ -56,6 +57,8 @@ def hvp(
         head: Head of a file with several.
         device: ``auto`` (the default: CUDA where torch sees one), ``cpu``, ``cuda`` or ``cuda:N``.
         dtype: ``float64`` (the default) or ``float32``.
+        inputs: Numbers of the whole system, such as ``{"total_charge": 1}``, for models that take
+            them.
 
     Returns:
         ``H v`` for every vector in the shape of ``vectors``, in eV/Å² times their unit.
@@ -72,7 +75,7 @@ def hvp(
             f"vectors: expected shape [k, {len(atoms)}, 3] or [{len(atoms)}, 3], "
             f"got {list(vectors.shape)}"
         )
-    ready = _load(model, head, device, dtype)
+    ready = _load(model, head, device, dtype, inputs)
     stacked = torch.from_numpy(vectors.reshape(-1, len(atoms), 3))
     return _products(ready, atoms, stacked).reshape(vectors.shape)
 
@@ -85,6 +88,7 @@ def hessian(
     head: str | None = None,
     device: str | None = None,
     dtype: str | None = None,
+    inputs: Mapping[str, float] | None = None,
 ) -> np.ndarray:
     """Compute the Hessian, or its rows for some atoms.
 
@@ -99,6 +103,7 @@ def hessian(
         head: As in :func:`hvp`.
         device: As in :func:`hvp`.
         dtype: As in :func:`hvp`.
+        inputs: As in :func:`hvp`.
 
     Returns:
         ``d2E / dx[i, a] dx[j, b]`` as ``[n_indices, 3, n_atoms, 3]`` in eV/Å². It is symmetric up
@@ -110,7 +115,7 @@ def hessian(
         mace_stream.io.ModelFileError: ``model`` cannot be read.
     """
     rows = _check_indices(atom_indices, len(atoms))
-    ready = _load(model, head, device, dtype)
+    ready = _load(model, head, device, dtype, inputs)
     units = torch.zeros(len(rows), 3, len(atoms), 3, dtype=torch.float64)
     for k, atom in enumerate(rows.tolist()):
         units[k, :, atom] = torch.eye(3, dtype=torch.float64)
@@ -175,20 +180,25 @@ class _Gradient:
 
 
 def _load(
-    model: str | Path | MACE, head: str | None, device: str | None, dtype: str | None
+    model: str | Path | MACE,
+    head: str | None,
+    device: str | None,
+    dtype: str | None,
+    inputs: Mapping[str, float] | None,
 ) -> MACE:
     """Return the model, loaded if it is a path."""
     if not isinstance(model, MACE):
         if dtype is not None and dtype not in DTYPES:
             raise ValueError(f"dtype: expected one of {', '.join(DTYPES)}, got {dtype}")
         place = choose_device(device or "auto")
-        return MACE.from_file(model, head, DTYPES[dtype or "float64"], place)
-    given = {"head": head, "device": device, "dtype": dtype}
+        precision = DTYPES[dtype or "float64"]
+        return MACE.from_file(model, head, precision, place, inputs=inputs)
+    given = {"head": head, "device": device, "dtype": dtype, "inputs": inputs}
     for name, value in given.items():
         if value is not None:
             raise ValueError(
-                f"{name}: the model is loaded already, {name} was chosen then; leave {name} out, "
-                "or give the path of the .mace file"
+                f"{name}: the model is loaded already, and {name} was chosen then; leave {name} "
+                "out, or give the path of the .mace file"
             )
     return model
 
