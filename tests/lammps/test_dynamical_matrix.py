@@ -64,6 +64,7 @@ def test_eskm(model, lmp, tmp_path):
     assert gap(matrix, ESKM * exact(setup)) < BOUND
 
 
+@pytest.mark.slow
 def test_units_real(model, lmp, tmp_path):
     """Forces in kcal/mol/Å; eskm has units of its own."""
     setup = Setup(mixed_cell(), model("plain"), units="real")
