@@ -91,8 +91,6 @@ def prepare(
 def check_supported(model: MACE) -> None:
     """Raise ``NotImplementedError`` unless the passes can run the layers of ``model``."""
     for t, interaction in enumerate(model.interactions):
-        if interaction.gated is not None:
-            raise NotImplementedError(f"layer {t}: gated")
         if interaction.plan.refusal:
             raise NotImplementedError(f"layer {t}: {interaction.plan.refusal}")
 

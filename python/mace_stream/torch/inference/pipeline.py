@@ -15,10 +15,11 @@ from torch import Tensor
 
 from mace_stream.kernels.inference import Passes, Setup
 from mace_stream.torch.inference.arrangement import Tile
+from mace_stream.torch.inference.blocks import Block, linear, linear_transposed, multiply
 from mace_stream.torch.inference.buffers import ListBuffers, address
 from mace_stream.torch.inference.exchange import FeatureExchange
 from mace_stream.torch.inference.runs import Stage, merged
-from mace_stream.torch.inference.weights import Block, Layer
+from mace_stream.torch.inference.weights import Layer
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,15 @@ class Pipeline:
             }
             for layer in self.layers[:-1]
         ]
+        gated = [layer.dim_message for layer in self.layers if layer.gate is not None]
+        self._gated = empty(largest * channels * max(gated, default=0))
+        inputs = [layer.dim_message + layer.n_gates for layer in self.layers]
+        self._gate_inputs = [
+            {tile: empty(dim, tile.last - tile.first, channels) for tile in self.tiles}
+            for dim, layer in zip(inputs[:-1], self.layers[:-1], strict=True)
+            if layer.gate is not None
+        ]
+        self._last_gate_input = empty(largest * channels * inputs[-1] * bool(gated))
         n_paths = max((plan.dim_out * plan.channels for plan in later), default=0)
         sums = (self.setup.l_max + 1) ** 2 * self.setup.n_species * self.setup.n_hidden
         self._rows = empty(largest * max(n_paths, sums))
@@ -184,19 +194,23 @@ class Pipeline:
         """Edges to message to features; readouts add to the energies, and start the cotangents."""
         layer, range_ = self.layers[t], (tile.first, tile.last)
         rows = self._convolve(t, tile)
+        mixed = message if layer.gate is None else self._gate_input(t, tile)
         for block in layer.message[tile.species]:
-            _multiply(message[block.target], _rows(rows, block, tile, t), block.weight)
+            multiply(mixed[block.target], _rows(rows, block, tile, t), block.weight)
+        if layer.gate is not None:
+            own = self._own(self.up, t, tile)
+            layer.gate.forward(mixed, own, tile.species, self._gate_output(t, tile), message)
         product = _view(self._product, layer.dim_out, tile, self.setup)
         coefs = address(self.tables.coefs[t])
         self.passes.contract(
             t, range_, address(self.buffers.species), coefs, address(message), address(product)
         )
         feats, feats_bar = self._outputs(t, tile)
-        _linear(feats, product, layer.product)
+        linear(feats, product, layer.product)
         if layer.skip:
             inputs = self.feats[t - 1][:, tile.first : tile.last]
             for block in layer.skip[tile.species]:
-                _multiply(feats[block.target], inputs[block.source], block.weight, add=True)
+                multiply(feats[block.target], inputs[block.source], block.weight, add=True)
         if layer.constant is not None:
             feats.add_(layer.constant[tile.species][:, None])
         energy = self.buffers.node_energy[tile.first : tile.last]
@@ -212,18 +226,29 @@ class Pipeline:
         if layer.skip:
             inputs_bar = self.feats_bar[t - 1][:, tile.first : tile.last]
             for block in layer.skip[tile.species]:
-                _multiply(
+                multiply(
                     inputs_bar[block.source], feats_bar[block.target], block.weight.T, add=True
                 )
         product_bar = _view(self._product, layer.dim_out, tile, self.setup)
-        _linear_transposed(product_bar, feats_bar, layer.product)
+        linear_transposed(product_bar, feats_bar, layer.product)
         self.passes.contract_backward(
             *(t, range_, address(self.buffers.species), address(self.tables.coefs[t])),
             *(address(message), address(product_bar), address(self.dot)),
         )
-        rows = self._row_space(t, tile)
+        mixed_bar = message
+        if layer.gate is not None:
+            mixed_bar = self._gate_input(t, tile)
+            own, own_bar = self._own(self.up, t, tile), self._own(self.up_bar, t, tile)
+            space = self._gate_output(t, tile)
+            self.dot[tile.first : tile.last] = layer.gate.backward(
+                mixed_bar, message, own, own_bar, tile.species, space
+            )
+        rows, written = self._row_space(t, tile), set()
         for block in layer.message[tile.species]:
-            _multiply(_rows(rows, block, tile, t), message[block.target], block.weight.T)
+            add = block.source.start in written
+            target = _rows(rows, block, tile, t)
+            multiply(target, mixed_bar[block.target], block.weight.T, add=add)
+            written.add(block.source.start)
         self._convolve_backward(t, tile, rows)
 
     def _convolve(self, t: int, tile: Tile) -> Tensor:
@@ -258,13 +283,13 @@ class Pipeline:
 
     def _linear_up(self, t: int, rows: slice) -> None:
         """Features of layer ``t`` to what the next convolution reads, for own nodes."""
-        _linear(self.up[t][:, rows], self.feats[t][:, rows], self.layers[t + 1].up)
+        linear(self.up[t][:, rows], self.feats[t][:, rows], self.layers[t + 1].up)
 
     def _linear_up_backward(self, t: int, rows: slice) -> None:
         feats_bar, up_bar = self.feats_bar[t][:, rows], self.up_bar[t][:, rows]
         for block in self.layers[t + 1].up:
             target, source = feats_bar[block.source], up_bar[block.target]
-            _multiply(target, source, block.weight.T, add=True)
+            multiply(target, source, block.weight.T, add=True)
 
     def _linear_ups(self, t: int, tiles: Sequence[Tile]) -> None:
         for tile in tiles:
@@ -289,6 +314,21 @@ class Pipeline:
         else:
             dim, width = self.setup.plans[t].dim_out, self.setup.plans[t].channels
         return self._rows[: dim * n * width].view(dim, n, width)
+
+    def _gate_input(self, t: int, tile: Tile) -> Tensor:
+        """[n_gates + dim, n, C]: kept for all nodes but in the last layer, as the messages are."""
+        if t < len(self.layers) - 1:
+            return self._gate_inputs[t][tile]
+        layer = self.layers[t]
+        dim = layer.dim_message + layer.n_gates
+        return _view(self._last_gate_input, dim, tile, self.setup)
+
+    def _gate_output(self, t: int, tile: Tile) -> Tensor:
+        return _view(self._gated, self.layers[t].dim_message, tile, self.setup)
+
+    def _own(self, up: Sequence[Tensor], t: int, tile: Tile) -> Tensor | None:
+        """Rows of a tile's own nodes of what the convolution of layer ``t`` reads."""
+        return up[t - 1][:, tile.first : tile.last] if t > 0 else None
 
     def _outputs(self, t: int, tile: Tile) -> tuple[Tensor, Tensor]:
         """Features of a tile after layer ``t``, and their cotangents."""
@@ -320,35 +360,6 @@ def _rows(rows: Tensor, block: Block, tile: Tile, t: int) -> Tensor:
         return rows[block.source]
     n, width = tile.last - tile.first, block.weight.shape[0]
     return rows[block.source].view(block.target.stop - block.target.start, n, width)
-
-
-def _linear(out: Tensor, x: Tensor, blocks: Sequence[Block]) -> None:
-    """Mix channels within each irrep; rows that no block writes become zero."""
-    written = sum(block.target.stop - block.target.start for block in blocks)
-    if written < len(out):
-        out.zero_()
-    for block in blocks:
-        _multiply(out[block.target], x[block.source], block.weight)
-
-
-def _linear_transposed(x_bar: Tensor, out_bar: Tensor, blocks: Sequence[Block]) -> None:
-    """The cotangent of ``x`` in :func:`_linear`."""
-    read = sum(block.source.stop - block.source.start for block in blocks)
-    if read < len(x_bar):
-        x_bar.zero_()
-    for block in blocks:
-        _multiply(x_bar[block.source], out_bar[block.target], block.weight.T)
-
-
-def _multiply(out: Tensor, x: Tensor, weight: Tensor, *, add: bool = False) -> None:
-    """``out`` [d, n, C] = or += ``x`` [d, n, K] @ ``weight`` [K, C]; closely packed, in one go."""
-    if out.is_contiguous() and x.is_contiguous():
-        out, x = out.view(1, -1, out.shape[-1]), x.view(1, -1, x.shape[-1])
-    for out_row, x_row in zip(out, x, strict=True):
-        if add:
-            out_row.addmm_(x_row, weight)
-        else:
-            torch.mm(x_row, weight, out=out_row)
 
 
 def _view(buffer: Tensor, dim: int, tile: Tile, setup: Setup) -> Tensor:

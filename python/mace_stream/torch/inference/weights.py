@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from mace_stream.torch.inference.blocks import Block
+from mace_stream.torch.inference.gate import FoldedGate, Function
 from mace_stream.torch.interaction import DensityNorm, FirstInteraction, Interaction
 from mace_stream.torch.linear import ElementLinear, IrrepLinear, MessageLinear
 from mace_stream.torch.model import MACE
@@ -19,25 +21,12 @@ from mace_stream.torch.readout import Readout
 
 
 @dataclass(frozen=True)
-class Block:
-    """Rows ``source`` times ``weight`` [K, C] give rows ``target``."""
-
-    source: slice
-    target: slice
-    weight: Tensor
-
-    def to(self, device: torch.device) -> Block:
-        """The same on a device."""
-        return Block(self.source, self.target, self.weight.to(device))
-
-
-@dataclass(frozen=True)
 class Layer:
     """One interaction, product and what is read out of them. Lists run over present species."""
 
     message: tuple[tuple[Block, ...], ...]
-    """From the convolution to the message, species by species. ``source`` are rows of [dim, n, K]
-    for the first layer, and of the convolution's output blocks for the others."""
+    """From the convolution to the message, or to the gate, species by species. ``source`` are rows
+    of [dim, n, K] for the first layer, and of the convolution's output blocks for the others."""
     up: tuple[Block, ...]
     """From node features to what the convolution reads; empty in the first layer."""
     product: tuple[Block, ...]
@@ -50,6 +39,12 @@ class Layer:
     dim_message: int
     dim_out: int
     has_density: bool
+    gate: FoldedGate | None
+
+    @property
+    def n_gates(self) -> int:
+        """Rows of gates beside the message's."""
+        return 0 if self.gate is None else self.gate.n_gates
 
     def to(self, device: torch.device) -> Layer:
         """The same on a device."""
@@ -61,6 +56,7 @@ class Layer:
             skip=tuple(tuple(b.to(device) for b in blocks) for blocks in self.skip),
             constant=None if self.constant is None else self.constant.to(device),
             readouts=tuple(readout.to(device) for readout in self.readouts),
+            gate=None if self.gate is None else self.gate.to(device),
         )
 
 
@@ -130,30 +126,71 @@ def _fold_layer(
         dim_message=sum(block.irrep.dim for block in dims),
         dim_out=product.contraction.dim_out,
         has_density=isinstance(interaction.normalize, DensityNorm),
+        gate=_fold_gate(interaction, species, dtype),
     )
 
 
 def _message_blocks(
     interaction: Interaction, own: int, species: Sequence[int], *, first: bool
 ) -> list[Block]:
-    """Linear layer, mean norm of the first layer, and skip where it acts on the message."""
+    """Linear layer, mean norm of the first layer, and skip where it acts on the message.
+
+    Weights several times as wide as the message give several rows: scalars and gates.
+    """
     blocks = []
     linear: MessageLinear = interaction.linear
     row = 0
     for k, block in enumerate(linear.blocks):
-        weight = getattr(linear, f"weight_{k}")
+        weight = getattr(linear, f"weight_{k}") / _norm(interaction, first=first)
         source = block.rows
         if first:
             weight = _first_weight(interaction, block, weight, species)
             path = next(p for p in interaction.plan.paths if p.rows_out.start == block.rows.start)
             source = path.rows_edge
-            if not isinstance(interaction.normalize, DensityNorm):
-                weight = weight / interaction.normalize.avg_num_neighbors
         if not interaction.residual:
-            weight = weight @ getattr(interaction.skip, f"weight_{k}")[species[own]]
-        blocks.append(Block(source, slice(row, row + block.irrep.dim), weight))
-        row += block.irrep.dim
+            weight = weight @ interaction.skip.weight(k, species[own])
+        for part in weight.split(linear.channels_out, dim=1):
+            blocks.append(Block(source, slice(row, row + block.irrep.dim), part))
+            row += block.irrep.dim
     return blocks
+
+
+def _norm(interaction: Interaction, *, first: bool) -> float:
+    """The constant part of the norm; in later layers the tables hold the mean norm."""
+    norm = interaction.normalize
+    if not isinstance(norm, DensityNorm):
+        return norm.avg_num_neighbors if first else 1.0
+    if norm.alpha == 0.0:
+        raise NotImplementedError("a density norm without a constant part")
+    return norm.alpha
+
+
+def _fold_gate(
+    interaction: Interaction, species: Sequence[int], dtype: torch.dtype
+) -> FoldedGate | None:
+    gated = interaction.gated
+    if gated is None:
+        return None
+    gate, constant, residual = gated.gate, None, ()
+    if isinstance(interaction, FirstInteraction):
+        constant = gated.residual(interaction.up_table)[list(species)].to(dtype)
+    else:
+        residual = _blocks(gated.residual, dtype)
+    dims = tuple(block.irrep.dim for block in interaction.linear.blocks[1:])
+    return FoldedGate(
+        dims=dims,
+        scalar=_scaled(gate.scalar, gate.scalar_scale),
+        factor=_scaled(gate.factor, gate.factor_scale),
+        linear=_blocks(gated.linear, dtype),
+        residual=residual,
+        constant=constant,
+    )
+
+
+def _scaled(function: Function, scale: float) -> tuple[Function, Function]:
+    """An activation times its scale, and the slope of that."""
+    slope = _slope_of(function)
+    return lambda x: scale * function(x), lambda x: scale * slope(x)
 
 
 def _first_weight(interaction, block, linear: Tensor, species) -> Tensor:  # noqa: ANN001
@@ -173,8 +210,7 @@ def _first_weight(interaction, block, linear: Tensor, species) -> Tensor:  # noq
             "use radial exact"
         )
     (index, path), network = paths[0], interaction.radial
-    last = getattr(network, f"weight_{network.n_layers - 1}")
-    per_channel = last.unflatten(1, (network.n_paths, -1))[:, index]
+    per_channel = network.last_weight.unflatten(1, (network.n_paths, -1))[:, index]
     sent = interaction.up_table[list(species), 0]
     weight = sent[:, None, :] * per_channel[None] * _constant_coupling(path.coupling)
     return weight.flatten(0, 1) @ linear
@@ -193,10 +229,13 @@ def _blocks(linear: IrrepLinear, dtype: torch.dtype) -> tuple[Block, ...]:
     """Blocks of a linear layer; an irrep without weights is not among them."""
     blocks, row = [], 0
     for k, (rows, dim) in enumerate(zip(linear.rows, linear.dims, strict=True)):
-        if rows is not None:
-            weight = getattr(linear, f"weight_{k}").to(dtype)
-            blocks.append(Block(rows, slice(row, row + dim), weight))
-        row += dim
+        if rows is None:
+            row += dim
+            continue
+        weight = getattr(linear, f"weight_{k}").to(dtype)
+        for part in weight.split(linear.channels_out, dim=1):
+            blocks.append(Block(rows, slice(row, row + dim), part.contiguous()))
+            row += dim
     return tuple(blocks)
 
 
@@ -204,7 +243,7 @@ def _element_blocks(linear: ElementLinear, element: int) -> list[Block]:
     blocks, row = [], 0
     for k, (rows, dim) in enumerate(zip(linear.rows, linear.dims, strict=True)):
         if rows is not None:
-            weight = getattr(linear, f"weight_{k}")[element]
+            weight = linear.weight(k, element)
             blocks.append(Block(rows, slice(row, row + dim), weight))
         row += dim
     return blocks
@@ -231,6 +270,7 @@ def _slope_of(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor
     slopes = {
         torch.nn.functional.silu: _silu_slope,
         torch.tanh: lambda x: 1 - torch.tanh(x).square(),
+        torch.sigmoid: lambda x: torch.sigmoid(x) * torch.sigmoid(-x),
         torch.abs: torch.sign,
     }
     return slopes.get(function, torch.ones_like)
