@@ -89,6 +89,10 @@ static int first_name(int narg, char **arg)
 void PairMACEStream::coeff(int narg, char **arg)
 {
   const int ntypes = atom->ntypes;
+  if (narg > 2 && force->pair == this && strcmp(arg[2], "mace/stream") == 0)
+    error->all(FLERR,
+               "Pair style mace/stream: pair_coeff names the style, which only hybrid styles "
+               "want; leave the word mace/stream out");
   const int names = first_name(narg, arg);
   const int n_files = std::max(1, names - 3);
   if (names == 3 && narg > 2 && strcmp(arg[2], ":") == 0)

@@ -170,6 +170,7 @@ mace_stream::Launch PairMACEStream::find_launch()
   MPI_Comm_split_type(world, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &node);
   MPI_Comm_rank(node, &launch["node_rank"]);
   MPI_Comm_size(node, &launch["node_ranks"]);
+  MPI_Comm_size(MPI_COMM_WORLD, &launch["mpi_ranks"]);    // no communication
 
   // ranks that may use the very same cores
 

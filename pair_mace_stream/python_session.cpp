@@ -273,7 +273,9 @@ class PythonSession : public ModelSession {
 Options check_options(const std::vector<std::string> &words)
 {
   return in_python([&] {
-    return py::module_::import("mace_stream.bridge").attr("check_options")(words).cast<Options>();
+    const auto bridge = py::module_::import("mace_stream.bridge");
+    bridge.attr("check_build")(MACE_STREAM_VERSION);
+    return bridge.attr("check_options")(words).cast<Options>();
   });
 }
 

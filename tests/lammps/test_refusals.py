@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from dataclasses import replace
-from importlib import metadata
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,8 +19,7 @@ from lammps_support import (
     run_lmp,
     run_program,
 )
-
-REPOSITORY = Path(__file__).parents[2]
+from plugin_builds import build_plugin
 
 
 def refusal(setup: Setup, coeff: str = "") -> str:
@@ -214,28 +209,7 @@ def test_infinite_weights_stop_at_step_zero(model, tmp_path):
 @pytest.fixture(scope="module")
 def old_plugin(tmp_path_factory):
     """Folder of the plugin as a build against a LAMMPS of 2020 would give it."""
-    compiler = shutil.which("c++") or shutil.which("g++")
-    assert compiler, "no C++ compiler found; install g++"
-    folder = tmp_path_factory.mktemp("old_plugin")
-    mpi_header = next(f.locate() for f in metadata.files("mpich") if f.name == "mpi.h")
-    texts = {
-        "MACE_STREAM_VERSION": "0",
-        "MACE_STREAM_LAMMPS_VERSION": "1 Jan 2020",
-        "MACE_STREAM_MPI_FAMILY": "MPICH",
-        "MACE_STREAM_LIBPYTHON_PATH": "",
-        "MACE_STREAM_LIBPYTHON_NAME": "",
-    }
-    command = [
-        *[compiler, "-std=c++17", "-shared", "-fPIC", "-DLAMMPS_SMALLBIG"],
-        *["-DMACE_STREAM_LAMMPS_NUM=20200101", "-DMACE_STREAM_TAGINT_BYTES=4"],
-        *(f'-D{name}="{text}"' for name, text in texts.items()),
-        f"-I{Path(binary()).parent / 'include' / 'lammps'}",
-        f"-I{Path(mpi_header).resolve().parent}",
-        str(REPOSITORY / "pair_mace_stream" / "plugin.cpp"),
-        *["-o", str(folder / "mace_streamplugin.so"), "-ldl"],
-    ]
-    subprocess.run(command, check=True)
-    return folder
+    return build_plugin(tmp_path_factory.mktemp("old_plugin"), 20200101, "1 Jan 2020", "MPICH")
 
 
 def test_plugin_of_another_version(model, tmp_path, old_plugin):

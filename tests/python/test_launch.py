@@ -73,6 +73,16 @@ def test_more_threads_than_cores_are_told(monkeypatch):
     assert Launch.find(counted(0, 4, same_cores=1), {}).warning() == ""
 
 
+@pytest.mark.parametrize("variable", ["OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"])
+def test_processes_that_mpi_does_not_know_of_are_told(variable):
+    """R66: the launcher of another MPI; partitions and parts of a program are no such case."""
+    started = {variable: "4"}
+    text = Launch.find(counted(0, 1) | {"mpi_ranks": 1}, started).warning()
+    assert text.startswith("the launcher started 3 more processes on this node")
+    assert Launch.find(counted(0, 1) | {"mpi_ranks": 4}, started).warning() == ""
+    assert Launch.find(counted(0, 1) | {"mpi_ranks": 8}, started).warning() == ""
+
+
 @pytest.mark.parametrize("name", ["auto", "cuda"])
 def test_ranks_take_turns_at_the_devices(monkeypatch, name):
     monkeypatch.setattr(placement.torch.cuda, "is_available", lambda: True)

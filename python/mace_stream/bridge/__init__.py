@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from mace_stream.bridge.errors import describe_error
+from mace_stream.bridge.errors import check_build, describe_error
 from mace_stream.bridge.options import check_options
 
 if TYPE_CHECKING:
     from mace_stream.bridge.committee import Committee
     from mace_stream.bridge.session import Session
 
-__all__ = ["Session", "check_options", "describe_error", "open_session"]
+__all__ = ["Session", "check_build", "check_options", "describe_error", "open_session"]
 
 
 def open_session(

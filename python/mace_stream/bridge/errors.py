@@ -1,13 +1,27 @@
-"""Turns Python exceptions into the text of a LAMMPS error."""
+"""Turns Python exceptions into the text of a LAMMPS error, and compares versions."""
 
 from __future__ import annotations
 
 import traceback
 
+import mace_stream
 from mace_stream.evaluation import is_out_of_memory
 
 EXPECTED = (ValueError, FileNotFoundError, NotImplementedError)
 """Raised here with a complete message; anything else is our mistake and shows its origin."""
+
+
+def check_build(version: str) -> None:
+    """Compare the version that the compiled part was built for with that of the Python package.
+
+    Raises:
+        ValueError: They differ; what one side calls the other may not have.
+    """
+    if version != mace_stream.__version__:
+        raise ValueError(
+            f"the compiled part is that of mace-stream {version}, the Python package that of "
+            f"{mace_stream.__version__}; install mace-stream again, so that both are of one version"
+        )
 
 
 def describe_error(error: BaseException) -> str:

@@ -32,6 +32,8 @@ class Launch:
     """On this node."""
     sharers: int
     """Ranks that may use the very same cores as this one, itself included."""
+    unseen: int = 0
+    """Processes of the launch on this node that LAMMPS' MPI does not know of."""
 
     @classmethod
     def find(
@@ -43,7 +45,8 @@ class Launch:
         not use the style.
 
         Args:
-            counted: ``node_rank``, ``node_ranks`` and ``same_cores`` of the ranks of one LAMMPS.
+            counted: ``node_rank``, ``node_ranks`` and ``same_cores`` of the ranks of one LAMMPS;
+                ``mpi_ranks``, all that its MPI knows of.
             environment: Of the process.
         """
         environment = os.environ if environment is None else environment
@@ -60,14 +63,21 @@ class Launch:
         total = max(n_ranks, told_size or 1, rank + 1)
         if sharers == n_ranks:  # nothing is bound to cores, as far as one can see
             sharers = total
-        return cls(rank, total, sharers)
+        unseen = max(0, (told_size or 0) - counted.get("mpi_ranks", total))
+        return cls(rank, total, sharers, unseen)
 
     def threads(self) -> int:
         """Return OMP_NUM_THREADS if it is set to a number, else this rank's part of the cores."""
         return _asked() or max(1, n_cores() // self.sharers)
 
     def warning(self) -> str:
-        """Return what to tell where ranks have more threads than cores, else nothing."""
+        """Return what to tell where ranks are no ranks, or have more threads than cores."""
+        if self.unseen:
+            return (
+                f"the launcher started {self.unseen} more processes on this node than LAMMPS' MPI "
+                "knows of: it belongs to another MPI, and each of them does the whole run alone; "
+                "use the mpiexec of LAMMPS' own MPI, see mace-stream doctor"
+            )
         wanted = self.threads() * self.sharers
         if self.sharers == 1 or wanted <= n_cores():
             return ""
