@@ -153,6 +153,19 @@ def small_twin(name: str, **override):
     return build_twin(name, **{**settings, **override})
 
 
+def learned(source, seed=0):
+    """The same model with numbers in place of those that training starts from."""
+    rng = torch.Generator().manual_seed(seed)
+    for name, parameter in source.named_parameters():
+        last = name.rpartition(".")[2]
+        if last in ("alpha", "beta"):
+            parameter.data += 3 * torch.rand((), generator=rng, dtype=parameter.dtype)
+        elif "conv_tp_weights" in name or "density_fn" in name or "_embedding" in name:
+            noise = torch.randn(parameter.shape, generator=rng, dtype=parameter.dtype)
+            parameter.data += 0.3 * noise
+    return source
+
+
 def spec_and_tensors(source):
     return read_model(source)
 

@@ -13,6 +13,7 @@ from model_support import (
     assert_same,
     build_twin,
     is_wrong,
+    learned,
     ours,
     small_twin,
     spec_and_tensors,
@@ -206,19 +207,6 @@ def test_the_comparison_rejects_a_mistake_in_a_gated_block(name, gated_twin):
     assert not is_wrong(ours(MACE.from_spec(spec, tensors, head="a"), atoms), expected)
     changed = planted(tensors, name)
     assert is_wrong(ours(MACE.from_spec(spec, changed, head="a"), atoms), expected)
-
-
-def learned(source, seed=0):
-    """The same model with numbers in place of those that training starts from."""
-    rng = torch.Generator().manual_seed(seed)
-    for name, parameter in source.named_parameters():
-        last = name.rpartition(".")[2]
-        if last in ("alpha", "beta"):
-            parameter.data += 3 * torch.rand((), generator=rng, dtype=parameter.dtype)
-        elif "conv_tp_weights" in name or "density_fn" in name or "_embedding" in name:
-            noise = torch.randn(parameter.shape, generator=rng, dtype=parameter.dtype)
-            parameter.data += 0.3 * noise
-    return source
 
 
 @pytest.fixture(scope="module")

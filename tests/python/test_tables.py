@@ -6,7 +6,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from model_support import small_twin, spec_and_tensors
+from model_support import learned, small_twin, spec_and_tensors
 
 from mace_stream.couplings import spherical_harmonics
 from mace_stream.reference import radial
@@ -33,9 +33,13 @@ def exact(spec, tensors, r, sender, receiver):
     """Hidden features, path weights and density of every layer, as functions of complex r."""
     arrays = {name: np.asarray(t, dtype=np.float64) for name, t in tensors.items()}
     z = [np.full(len(r), spec.elements[s]) for s in (sender, receiver)]
-    feats = radial.features(spec, arrays, r, *z)
+    basis, cutoff = radial.features(spec, arrays, r, *z)
+    feats, late = (basis * cutoff, 1.0) if spec.apply_cutoff else (basis, cutoff)
     found = {}
     for t, layer in enumerate(spec.layers):
+        if layer.block == "NL":
+            found |= gated(spec, arrays, t, feats, late, sender, receiver)
+            continue
         hidden = network(layer, arrays, t, feats, len(layer.radial_widths) - 2)
         last = arrays[f"layers.{t}.radial.{len(layer.radial_widths) - 2}"] / np.sqrt(
             hidden.shape[1]
@@ -43,13 +47,36 @@ def exact(spec, tensors, r, sender, receiver):
         scale = 1.0 if len(layer.radial_widths) == 2 else layer.radial_activation_scale
         weights = (scale * hidden @ last).reshape(len(r), len(layer.paths), -1)
         avg = arrays.get(f"layers.{t}.avg_num_neighbors", 1.0)
-        found[f"conv {t}"] = weights / avg
+        found[f"conv {t}"] = weights / avg * np.reshape(late, (-1, 1, 1))
         if t == 0:
-            found["hidden"] = hidden[:, None]
+            found["hidden"] = (late * hidden)[:, None]
         if f"layers.{t}.density" in arrays:
             g = feats @ arrays[f"layers.{t}.density"] / np.sqrt(feats.shape[1])
-            found[f"density {t}"] = np.tanh(g**2)[:, None]
+            found[f"density {t}"] = (late * np.tanh(g**2))[:, None]
     return found
+
+
+def gated(spec, arrays, t, feats, cutoff, sender, receiver):
+    """The same of block NL; the last bias belongs to one more hidden feature, which is 1."""
+    mine = {k.removeprefix(f"layers.{t}."): a for k, a in arrays.items()}
+    species = [
+        np.tile(mine[f"{end}_embedding"][index] / np.sqrt(len(spec.elements)), (len(feats), 1))
+        for end, index in (("source", sender), ("target", receiver))
+    ]
+    x = np.concatenate([feats, *species], axis=1)
+    weights = radial.normalized_network(mine, "radial", x)
+    g = radial.normalized_network(mine, "density", x)
+    last = len(spec.layers[t].radial_widths) - 2
+    headless = {k: a for k, a in mine.items() if not k.startswith(f"radial.{last}")}
+    width = spec.layers[t].radial_widths[-2]
+    headless |= {f"radial.{last}": np.eye(width), f"radial.{last}.bias": np.zeros(width)}
+    hidden = radial.normalized_network(headless, "radial", x)
+    hidden = np.concatenate([hidden, np.ones_like(hidden[:, :1])], axis=1)
+    found = {
+        f"conv {t}": (cutoff * weights).reshape(len(x), len(spec.layers[t].paths), -1),
+        f"density {t}": (mine["beta"] / mine["alpha"] * cutoff * np.tanh(g**2))[:, None],
+    }
+    return found | ({"hidden": (cutoff * hidden)[:, None]} if t == 0 else {})
 
 
 def network(layer, arrays, t, x, n_products):
@@ -109,6 +136,8 @@ TWINS = {
     "three_layers": ("MP-0b2 small", {"num_interactions": 3}),
     "cutoff_p_2": ("MP-0a small", {"p": 2}),
     "cutoff_p_8": ("OFF23 small", {"p": 8, "elements": (6, 1)}),
+    "late_cutoff": ("OMAT-0 small", {"apply_cutoff": False}),
+    "gated": ("MH-1", {"heads": ("a",)}),
     "no_hidden_layer": ("MP-0a small", {"radial_mlp": ()}),
 }
 
@@ -116,7 +145,8 @@ TWINS = {
 @cache
 def twin(name):
     base, override = TWINS[name]
-    return spec_and_tensors(small_twin(base, **{"channels": 4, **override}))
+    source = small_twin(base, **{"channels": 4, **override})
+    return spec_and_tensors(learned(source) if base == "MH-1" else source)
 
 
 def tables_of(name, species=(1, 0), n_coef=6, bound=1e-6):
@@ -154,6 +184,15 @@ def test_a_planted_mistake_is_seen(density):
     spoiled = replace(tables, convs=[None, wrong])
     assert (worst_error(spec, tensors, spoiled, (1, 0)) > bound).all()
     assert (worst_error(spec, tensors, tables, (0, 1)) > bound).all()  # pairs the wrong way round
+
+
+def test_sender_and_receiver_are_told_apart_where_the_network_reads_both():
+    spec, tensors, tables = tables_of("gated")
+    bound = 1.05 * np.array([tables.value_error, tables.slope_error])
+    by_pair = tables.convs[1].reshape(2, 2, tables.grid.n_knots, *tables.convs[1].shape[1:])
+    turned = by_pair.swapaxes(0, 1).reshape(tables.convs[1].shape)
+    spoiled = replace(tables, convs=[None, turned])
+    assert (worst_error(spec, tensors, spoiled, (1, 0)) > bound).all()
 
 
 def ends_of(table, h):
