@@ -65,7 +65,10 @@ void PairMACEStream::evaluate_others()
   attempt([&] { forces = &impl->session->all_forces(); });
   name_failure();
   try {
-    exchange ? settle_messages() : stop_if_failed();
+    if (exchange)
+      settle_messages();
+    else
+      stop_if_failed();
   } catch (...) {
     if (exchange) exchange->expect(usual);
     throw;

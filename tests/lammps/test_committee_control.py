@@ -22,6 +22,7 @@ from lammps_models import Model
 from lammps_support import Setup, define, evaluate, opened, prepare
 
 from mace_stream import io
+from mace_stream.bridge.committee import Committee
 from mace_stream.bridge.session import Session
 
 
@@ -85,6 +86,21 @@ def test_others_are_evaluated_where_it_is_asked_for(
     assert [counted[one.path.name] for one in alike[1:]] == [expected] * 2
     asked = 0 if not lines or lines == [DEVIATION] else min(expected, 3)
     assert f"  force deviation of the committee: {asked} times\n" in log.read_text()
+
+
+def test_models_that_run_without_being_asked_are_counted(alike, counted, monkeypatch):
+    evaluating = Committee.evaluate
+
+    def eager(self, *args):
+        result = evaluating(self, *args)
+        self.all_forces()
+        return result
+
+    monkeypatch.setattr(Committee, "evaluate", eager)
+    with opened() as lmp:
+        prepare(lmp, setup_of(alike, mixed_cell(), FAST))
+        lmp.commands_list([*MOVE, "run 10"])
+    assert [counted[one.path.name] for one in alike] == [11] * 3
 
 
 # ---- stopping ----
