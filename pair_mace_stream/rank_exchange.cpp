@@ -154,7 +154,7 @@ void RankExchange::add_home(double *rows, std::size_t n_nodes, int width)
   post(rows + n_nodes * width, in_.data(), row_bytes, true);
   wait(true);
   for (std::size_t k = 0; k < sent.size(); k++)
-    for (int c = 0; c < width; c++) rows[sent[k] * width + c] += in_[k * width + c];
+    for (int c = 0; c < width; c++) rows[std::size_t(sent[k]) * width + c] += in_[k * width + c];
 }
 
 }    // namespace mace_stream
