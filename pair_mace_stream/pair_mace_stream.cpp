@@ -56,12 +56,18 @@ PairMACEStream::~PairMACEStream()
   delete impl;
 }
 
-/* ---------------------------------------------------------------------- */
+/* ----------------------------------------------------------------------
+   Keywords are for a model to be read: whatever was there is gone, so that
+   a run without a new pair_coeff ends with LAMMPS' own message.
+------------------------------------------------------------------------- */
 
 void PairMACEStream::settings(int narg, char **arg)
 {
   impl->words = utils::join_words(std::vector<std::string>(arg, arg + narg), " ");
   impl->continues = false;
+  impl->set_up = false;
+  impl->session.reset();
+  for (int i = 1; allocated && i <= atom->ntypes; i++) std::fill_n(setflag[i], atom->ntypes + 1, 0);
   try {
     impl->options = mace_stream::check_options(std::vector<std::string>(arg, arg + narg));
   } catch (const std::exception &e) {
@@ -115,6 +121,7 @@ void PairMACEStream::coeff(int narg, char **arg)
   }
   impl->model_path = paths[0];
   impl->session.reset();    // the old model goes before the new one comes
+  impl->set_up = false;
   impl->reported = false;
   impl->list_builds = -1;
   impl->deviations_of = -1;
@@ -183,6 +190,7 @@ void PairMACEStream::init_style()
 
   choose_list();
   impl->list_builds = -1;
+  impl->set_up = true;
 }
 
 /* ----------------------------------------------------------------------
@@ -309,17 +317,6 @@ bool PairMACEStream::excludes_pairs() const
 double PairMACEStream::init_one(int, int)
 {
   return impl->r_max;
-}
-
-/* ----------------------------------------------------------------------
-   r_max in distance units
-------------------------------------------------------------------------- */
-
-void *PairMACEStream::extract(const char *name, int &dim)
-{
-  dim = 0;
-  if (strcmp(name, "r_max") == 0) return &impl->r_max;
-  return nullptr;
 }
 
 /* ---------------------------------------------------------------------- */

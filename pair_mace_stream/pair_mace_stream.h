@@ -31,7 +31,6 @@ class PairMACEStream : public Pair {
   void read_restart(FILE *) override;
   void write_restart_settings(FILE *) override;
   void read_restart_settings(FILE *) override;
-  void *extract(const char *, int &) override;
   int pack_forward_comm(int, int *, double *, int, int *) override;
   void unpack_forward_comm(int, int, double *) override;
   double memory_usage() override;
@@ -63,7 +62,7 @@ class PairMACEStream : public Pair {
   void find_owners();
   void find_species();
   void refuse_exclusions();
-  void refuse_tally_computes();
+  void refuse_computing();
   void find_ids();
   bool is_excluded(int) const;
   void connect_ranks();

@@ -28,7 +28,7 @@ using mace_stream::Stopwatch;
 void PairMACEStream::compute(int eflag, int vflag)
 {
   ev_init(eflag, vflag);
-  if (num_tally_compute > 0) refuse_tally_computes();
+  refuse_computing();
   if (topology_is_stale()) rebuild_topology();
   if (!impl->reported) print_start_report();
   evaluate_model();
@@ -40,15 +40,22 @@ void PairMACEStream::compute(int eflag, int vflag)
   if (vflag_either) add_virials();
 }
 
-/* ---------------------------------------------------------------------- */
+/* ----------------------------------------------------------------------
+   What would give wrong numbers without a word, and shows only now.
+------------------------------------------------------------------------- */
 
-void PairMACEStream::refuse_tally_computes()
+void PairMACEStream::refuse_computing()
 {
-  error->all(FLERR,
-             "Pair style mace/stream: computes of the TALLY package add up energies of pairs, "
-             "and this model has none, so that they would show zero; leave compute {} out, or "
-             "below a hybrid style add: pair_modify pair mace/stream compute/tally no",
-             list_tally_compute[0]->id);
+  if (!impl->set_up)
+    error->all(FLERR, "Pair style mace/stream: pair_style or pair_coeff has been given since the "
+                      "last run was set up, and the neighbor lists may be too short; leave out "
+                      "'pre no'");
+  if (num_tally_compute > 0)
+    error->all(FLERR,
+               "Pair style mace/stream: computes of the TALLY package add up energies of pairs, "
+               "and this model has none, so that they would show zero; leave compute {} out, or "
+               "below a hybrid style add: pair_modify pair mace/stream compute/tally no",
+               list_tally_compute[0]->id);
 }
 
 /* ----------------------------------------------------------------------

@@ -71,6 +71,7 @@ struct PairMACEStream::Impl {
   mace_stream::Facts restarted;    // empty without a restart file
   bool continues = false;          // pair_style has not been given since read_restart
 
+  bool set_up = false;    // lists and cutoffs are those of the session
   bool reported = false;
 };
 

@@ -261,6 +261,31 @@ def test_local_thermostats_and_their_energy(lmp):
     assert hot > 2 * cold
 
 
+def test_another_model_needs_a_new_setup(model, lmp):
+    """Its cutoff may be longer than the lists reach."""
+    setup = Setup(mixed_cell(), model("plain"))
+    prepare(lmp, setup)
+    lmp.commands_list(["fix 1 all nve", "run 1"])
+    lmp.command(f'pair_coeff * * "{model("zbl").path}" {" ".join(setup.symbols())}')
+    with pytest.raises(Exception, match=r"lists may be too short; leave out 'pre no'"):
+        lmp.command("run 1 pre no")
+
+
+def test_other_keywords_need_the_model_again(model, lmp):
+    """Or the old ones would stay in force."""
+    prepare(lmp, Setup(mixed_cell(), model("plain")))
+    lmp.commands_list(["run 0", "pair_style mace/stream precision single"])
+    with pytest.raises(Exception, match="All pair coeffs are not set"):
+        lmp.command("run 0")
+
+
+def test_parameters_of_the_model_cannot_be_adapted(model, lmp):
+    prepare(lmp, Setup(mixed_cell(), model("plain")))
+    lmp.commands_list(["variable v equal 0.5", "fix a all adapt 1 pair mace/stream r_max * * v_v"])
+    with pytest.raises(Exception, match="adapt"):
+        lmp.command("run 1")
+
+
 @pytest.mark.parametrize("style", ["pe/tally all", "force/tally all", "stress/tally all"])
 def test_computes_that_add_up_pairs_are_refused(model, lmp, style):
     """They would show zero: no pair of a many-body model has an energy of its own."""
