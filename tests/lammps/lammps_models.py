@@ -34,6 +34,7 @@ _GATED = {
     "first": "RealAgnosticResidualNonLinearInteractionBlock",
     "rest": "RealAgnosticResidualNonLinearInteractionBlock",
     "apply_cutoff": False,
+    "elements": (6, 14),
 }
 TWINS |= {
     "gated": {

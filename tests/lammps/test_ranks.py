@@ -56,6 +56,10 @@ def cases(model) -> list[Job]:
     ti = Setup(hcp((4, 4, 2), rattle=0.1), model("ti"))
     return [
         *jobs,
+        *(
+            Job(f"gated_{radial}", Setup(carbide(), model("charged"), f"radial {radial} charge 1"))
+            for radial in ("spline", "exact")
+        ),
         Job("exact_half", half),
         Job("tiled", ti, before=("comm_style tiled",), after=("balance 1.0 rcb",)),
         Job("shift", ti, after=("balance 1.0 shift xyz 10 1.02",)),

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from mace_stream.bridge.options import KEYWORDS
+from mace_stream.spec import INPUT_DEFAULTS
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "python" / "mace_stream"
@@ -52,10 +53,17 @@ def documented_keywords(page: str) -> dict[str, tuple[str, str]]:
     return {name: (values.replace("`", ""), default.strip("`")) for name, values, default in rows}
 
 
+NO_DEFAULT = {
+    "head": "the only head of the file",
+    "charge": f"{INPUT_DEFAULTS['total_charge']:g}, where the model takes it",
+    "spin": f"{INPUT_DEFAULTS['total_spin']:g}, where the model takes it",
+}
+
+
 def expected_keywords() -> dict[str, tuple[str, str]]:
-    """The same from the code; no default stands for the only head."""
+    """The same from the code."""
     return {
-        name: (keyword.accepts, keyword.default or "the only head of the file")
+        name: (keyword.accepts, keyword.default or NO_DEFAULT[name])
         for name, keyword in KEYWORDS.items()
     }
 

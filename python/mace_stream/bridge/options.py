@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -23,6 +23,8 @@ def _one_of(*values: str) -> tuple[str, Callable[[str], bool]]:
 
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 
+_NUMBER = re.compile(r"[+-]?\d{1,9}(\.\d{1,9})?")
+
 _TILE = re.compile(r"auto|[1-9]\d{0,8}")
 
 KEYWORDS = {
@@ -37,9 +39,19 @@ KEYWORDS = {
     "backend": Keyword(*_one_of("torch"), "torch"),
     "committee": Keyword(*_one_of("mean", "first"), "mean"),
     "neighbors": Keyword(*_one_of("auto", "full", "half", "device"), "auto"),
+    "charge": Keyword("a number, in units of e", lambda v: bool(_NUMBER.fullmatch(v)), ""),
+    "spin": Keyword("a number, 2S + 1", lambda v: bool(_NUMBER.fullmatch(v)), ""),
     "head": Keyword("the name of a head of the model", lambda value: True, ""),
 }
-"""Empty ``head`` means: the only head of the file."""
+"""Empty ``head`` means: the only head of the file; empty ``charge`` and ``spin``: as
+:data:`mace_stream.spec.INPUT_DEFAULTS`, for models that take them."""
+INPUTS = {"total_charge": "charge", "total_spin": "spin"}
+"""Keyword of every input that a model may take."""
+
+
+def given_inputs(options: Mapping[str, str]) -> dict[str, float]:
+    """Return the value of every input that the keywords give."""
+    return {name: float(options[word]) for name, word in INPUTS.items() if options[word]}
 
 
 def check_options(words: Sequence[str]) -> dict[str, str]:

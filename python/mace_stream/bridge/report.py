@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from ase.data import chemical_symbols
 
 import mace_stream
+from mace_stream.bridge.options import INPUTS
 
 if TYPE_CHECKING:
     from mace_stream.bridge.committee import Committee
@@ -32,6 +33,7 @@ def start(session: Session, facts: Mapping[str, str], committee: Committee | Non
         ("model", f"{session.path} ({session.spec.architecture})"),
         ("SHA-256", session.sha256),
         ("head", f"{session.head} (of: {', '.join(session.spec.heads)})"),
+        *_inputs(session),
         *_types(session),
         *_ranks(facts.get("ranks", "").splitlines()),
         ("device", place.device_name),
@@ -54,6 +56,13 @@ def start(session: Session, facts: Mapping[str, str], committee: Committee | Non
     warnings = [session.launch.warning(), repulsion]
     after = "".join(f"WARNING: Pair style mace/stream: {text}\n" for text in warnings if text)
     return f"{RULE}\npair_style mace/stream\n{body}\n{RULE}\n{after}"
+
+
+def _inputs(session: Session) -> list[tuple[str, str]]:
+    return [
+        (INPUTS[name], f"{value:g} ({name} of the model; keyword {INPUTS[name]})")
+        for name, value in session.inputs.items()
+    ]
 
 
 def _repulsion(session: Session) -> list[tuple[str, str]]:

@@ -13,10 +13,11 @@ from mace_stream.bridge import report
 from mace_stream.bridge.elements import map_types
 from mace_stream.bridge.launch import Launch
 from mace_stream.bridge.linking import own_symbols_first
+from mace_stream.bridge.options import INPUTS, given_inputs
 from mace_stream.bridge.verify import nodes_of_atoms, verify
 from mace_stream.evaluation import Evaluation, TooCloseError, check_array, check_finite
 from mace_stream.halo import Halo
-from mace_stream.spec import ModelSpec
+from mace_stream.spec import INPUT_DEFAULTS, ModelSpec
 
 
 class Session:
@@ -50,6 +51,7 @@ class Session:
         self.spec, tensors = io.load(self.path)
         self.sha256 = io.sha256(self.path)
         self.head = choose_head(self.spec, options["head"])
+        self.inputs = choose_inputs(self.spec, options)
         self.symbols = tuple(symbols)
         self.type_species, self.type_masses = map_types(self.spec.elements, symbols)
         self.r_max = self.spec.r_max
@@ -60,6 +62,7 @@ class Session:
         self.evaluator = choose_evaluator(
             *(self.spec, tensors, options),
             head=self.head,
+            inputs=self.inputs,
             species=sorted({int(z) for z in self.type_species if z >= 0}),
             launch=(self.launch.rank, self.launch.threads()),
         )
@@ -79,6 +82,7 @@ class Session:
             "model": str(self.path.resolve()),
             "SHA-256": self.sha256,
             "head": self.head,
+            **{INPUTS[name]: f"{value:g}" for name, value in self.inputs.items()},
             "precision": self.evaluator.placement.precision,
             "elements": " ".join(self.symbols),
         }
@@ -209,7 +213,8 @@ class Session:
         from mace_stream.torch.evaluators import exact_evaluator
 
         placement = self.evaluator.placement
-        exact = exact_evaluator(self.spec, io.load(self.path)[1], self.head, placement)
+        tensors = io.load(self.path)[1]
+        exact = exact_evaluator(self.spec, tensors, self.head, placement, self.inputs)
         pairs, self._pairs = self._pairs, ()
         exact.set_topology(*pairs)
         return verify(
@@ -243,6 +248,21 @@ class Session:
             ranks: How many there are.
         """
         return report.end(total, most, ranks)
+
+
+def choose_inputs(spec: ModelSpec, options: Mapping[str, str]) -> dict[str, float]:
+    """Return the value of every input that the model takes, given or not.
+
+    Raises:
+        ValueError: A keyword gives an input that the model does not take.
+    """
+    given, taken = given_inputs(options), [item.name for item in spec.inputs]
+    for name in given:
+        if name not in taken:
+            raise ValueError(
+                f"keyword {INPUTS[name]}: the model takes no {name}; leave the keyword out"
+            )
+    return {name: given.get(name, INPUT_DEFAULTS[name]) for name in taken}
 
 
 def choose_head(spec: ModelSpec, name: str) -> str:

@@ -28,6 +28,7 @@ class TorchEvaluator:
         conv: Mode of the convolutions.
         reason: Why the radial network is evaluated for every edge.
         deterministic: Whether results must repeat bit for bit.
+        inputs: Charge and spin, for models that take them.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class TorchEvaluator:
         conv: str,
         reason: str = "asked for",
         deterministic: bool = False,
+        inputs: Mapping[str, float] | None = None,
     ) -> None:
         self.placement = placement
         self.device = placement.device
@@ -52,6 +54,7 @@ class TorchEvaluator:
             dtype=placement.dtype,
             device=self.device,
             conv_mode=conv,
+            inputs=inputs,
         )
         self.deterministic = deterministic
         if deterministic:

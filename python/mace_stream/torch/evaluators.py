@@ -22,6 +22,7 @@ def choose_evaluator(
     head: str,
     species: Sequence[int],
     launch: tuple[int, int] = (0, 1),
+    inputs: Mapping[str, float] | None = None,
 ) -> TorchEvaluator | InferenceEvaluator:
     """Return what evaluates a model with these values of the keywords.
 
@@ -36,9 +37,11 @@ def choose_evaluator(
         head: Name of the head.
         species: Elements that may occur, as indices into the model's.
         launch: Rank among those of this node, and number of threads on CPU.
+        inputs: Charge and spin, for models that take them.
 
     Raises:
-        ValueError: The device is not there, or ``radial spline`` cannot serve this model.
+        ValueError: The device is not there, the model does not take an input, or ``radial spline``
+            cannot serve it.
     """
     deterministic = options["deterministic"] == "yes"
     placement = Placement.choose(options["device"], options["precision"], *launch)
@@ -54,6 +57,7 @@ def choose_evaluator(
             return InferenceEvaluator(
                 *(spec, tensors),
                 head=head,
+                inputs=inputs,
                 placement=placement,
                 species=species,
                 graphs=options["graphs"] == "yes",
@@ -67,6 +71,7 @@ def choose_evaluator(
     return TorchEvaluator(
         *(spec, tensors),
         head=head,
+        inputs=inputs,
         placement=placement,
         conv=options["conv"],
         reason=reason,
@@ -75,11 +80,15 @@ def choose_evaluator(
 
 
 def exact_evaluator(
-    spec: ModelSpec, tensors: Mapping[str, np.ndarray], head: str, placement: Placement
+    spec: ModelSpec,
+    tensors: Mapping[str, np.ndarray],
+    head: str,
+    placement: Placement,
+    inputs: Mapping[str, float] | None = None,
 ) -> TorchEvaluator:
     """Return the exact path in double precision on the same device, to compare with."""
     double = replace(placement, precision="double")
-    return TorchEvaluator(spec, tensors, head=head, placement=double, conv="auto")
+    return TorchEvaluator(*(spec, tensors), head=head, inputs=inputs, placement=double, conv="auto")
 
 
 def check_deterministic(options: Mapping[str, str], placement: Placement) -> None:

@@ -59,6 +59,7 @@ class InferenceEvaluator:
         graphs: bool,
         tile: int | None = None,
         deterministic: bool = False,
+        inputs: Mapping[str, float] | None = None,
     ) -> None:
         self.placement = placement
         self.device = device = placement.device
@@ -66,6 +67,7 @@ class InferenceEvaluator:
             self.model = prepare(
                 *(spec, tensors),
                 head=head,
+                inputs=inputs,
                 species=species,
                 dtype=placement.dtype,
                 device=device,

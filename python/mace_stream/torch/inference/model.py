@@ -48,6 +48,7 @@ def prepare(
     species: Sequence[int],
     dtype: torch.dtype,
     device: torch.device,
+    inputs: Mapping[str, float] | None = None,
 ) -> PreparedModel:
     """Tabulate and fold a model, and compile its kernels.
 
@@ -58,12 +59,13 @@ def prepare(
         species: Elements that are present, as indices into the model's.
         dtype: ``Real``.
         device: Where it is to run.
+        inputs: Charge and spin, for models that take them.
 
     Raises:
         ValueError: The radial tables cannot be made fine enough.
         NotImplementedError: The inference path cannot run this model.
     """
-    model = MACE.from_spec(spec, tensors, head=head, dtype=torch.float64)
+    model = MACE.from_spec(spec, tensors, head=head, dtype=torch.float64, inputs=inputs)
     check_supported(model)
     with borrowed_threads(1):  # many small products
         radial = build_tables(model, species, N_COEF, BOUNDS[dtype])
