@@ -52,7 +52,7 @@ def start(session: Session, facts: Mapping[str, str], committee: Committee | Non
     ]
     body = "\n".join(f"  {name:<14} {text}" for name, text in lines)
     models = committee.members if committee else [session]
-    repulsion = next(filter(None, (_double_repulsion(model, facts) for model in models)), "")
+    repulsion = next(filter(None, (_repulsion_warning(model, facts) for model in models)), "")
     warnings = [session.launch.warning(), repulsion]
     after = "".join(f"WARNING: Pair style mace/stream: {text}\n" for text in warnings if text)
     return f"{RULE}\npair_style mace/stream\n{body}\n{RULE}\n{after}"
@@ -70,7 +70,7 @@ def _repulsion(session: Session) -> list[tuple[str, str]]:
     return [("repulsion", f"{kind}, a part of the model")] if kind != "none" else []
 
 
-def _double_repulsion(session: Session, facts: Mapping[str, str]) -> str:
+def _repulsion_warning(session: Session, facts: Mapping[str, str]) -> str:
     if session.spec.pair_repulsion == "none" or "zbl" not in facts:
         return ""
     return (
