@@ -292,11 +292,14 @@ def package(monkeypatch):
         (SegmentedPolynomial, "cuequivariance_torch"),
     ],
 )
-def test_a_model_with_an_accelerated_convolution_converts_without_it(cls, name, tmp_path, package):
+@pytest.mark.parametrize("architecture", ["MP-0b2 medium", "MH-1"])
+def test_a_model_with_an_accelerated_convolution_converts_without_it(
+    architecture, cls, name, tmp_path, package
+):
     from mace.modules.wrapper_ops import OEQConfig
 
     leave = package(cls, name)
-    model = twin("MP-0b2 medium")
+    model = twin(architecture)
     expected = expected_of(model, tmp_path)
     for block in model.interactions:
         block.conv_tp = cls()
@@ -306,6 +309,48 @@ def test_a_model_with_an_accelerated_convolution_converts_without_it(cls, name, 
     source = write(model, tmp_path / "accelerated.model")
     leave()
     assert_same_tensors(tensors_of(source, tmp_path), expected)
+
+
+class Linear(torch.nn.Module):
+    """Holds the weights of a linear layer, as cuequivariance_torch.Linear does."""
+
+    def __init__(self, weight):
+        super().__init__()
+        self.weight = torch.nn.Parameter(weight.detach().clone())
+
+
+def test_a_gated_block_with_accelerated_layers_converts_without_them(tmp_path, package):
+    leave = package(Linear, "cuequivariance_torch")
+    model = twin("MH-1")
+    expected = expected_of(model, tmp_path)
+    names = ("source_embedding", "target_embedding", "linear_up", "linear_1", "linear_2")
+    for block in model.interactions:
+        for name in (*names, "linear_res", "skip_tp"):
+            setattr(block, name, Linear(getattr(block, name).weight))
+        block.equivariant_nonlin._layout_is_ir_mul = True
+    source = write(model, tmp_path / "accelerated.model")
+    leave()
+    assert_same_tensors(tensors_of(source, tmp_path), expected)
+
+
+def test_a_gated_block_with_the_gate_of_e3nn_converts_to_the_same(tmp_path):
+    from e3nn.nn import Gate
+
+    model = twin("MH-1", heads=("a",))
+    expected = expected_of(model, tmp_path)
+    before = io.load(tmp_path / "out.mace")[0]
+    silu, sigmoid = torch.nn.functional.silu, torch.nn.functional.sigmoid
+    for block in model.interactions:
+        old = block.equivariant_nonlin
+        parts = (old.irreps_scalars, [silu], old.irreps_gates, [sigmoid] * len(old.irreps_gates))
+        block.equivariant_nonlin = Gate(*parts, old.irreps_gated)
+    source = write(model, tmp_path / "older.model")
+    assert_same_tensors(tensors_of(source, tmp_path), expected)
+    after = io.load(tmp_path / "out.mace")[0]
+    for old, new in zip(before.layers, after.layers, strict=True):
+        assert new.gate.activation_scale == pytest.approx(old.gate.activation_scale, rel=1e-6)
+        scale = old.gate.gate_activation_scale
+        assert new.gate.gate_activation_scale == pytest.approx(scale, rel=1e-6)
 
 
 def test_accelerated_weights_of_another_size_are_refused(tmp_path, monkeypatch):

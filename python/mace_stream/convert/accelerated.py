@@ -105,13 +105,17 @@ def _restore_interaction(block: torch.nn.Module) -> None:
     middle, instructions = tp_out_irreps_with_instructions(
         o3.Irreps(up), block.edge_attrs_irreps, block.target_irreps
     )
+    kind = BLOCKS.get(qualified_name(block))
     _replace_linear(block, "linear_up", block.node_feats_irreps, up)
-    _replace_linear(block, "linear", middle, block.target_irreps)
-    before, after = block.node_feats_irreps, block.hidden_irreps
-    if BLOCKS.get(qualified_name(block)) in ("R", "D"):
-        before = after = block.target_irreps
-    attrs = block.node_attrs_irreps
-    _replace(block, "skip_tp", lambda: o3.FullyConnectedTensorProduct(before, attrs, after))
+    if kind == "NL":
+        _restore_gated(block, o3.Irreps(up), middle)
+    else:
+        _replace_linear(block, "linear", middle, block.target_irreps)
+        before, after = block.node_feats_irreps, block.hidden_irreps
+        if kind in ("R", "D"):
+            before = after = block.target_irreps
+        attrs = block.node_attrs_irreps
+        _replace(block, "skip_tp", lambda: o3.FullyConnectedTensorProduct(before, attrs, after))
     edge, weightless = block.edge_attrs_irreps, {"shared_weights": False, "internal_weights": False}
     _replace(
         block,
@@ -120,6 +124,21 @@ def _restore_interaction(block: torch.nn.Module) -> None:
     )
     block.cueq_config = block.oeq_config = block.reshape.cueq_config = None
     vars(block).pop("conv_fusion", None)
+
+
+def _restore_gated(block: torch.nn.Module, up: object, middle: object) -> None:
+    n_scalars = sum(mul for mul, ir in block.node_feats_irreps if str(ir) == "0e")
+    for name, irreps_in, out in (
+        ("source_embedding", block.node_attrs_irreps, f"{n_scalars}x0e"),
+        ("target_embedding", block.node_attrs_irreps, f"{n_scalars}x0e"),
+        ("linear_1", middle, block.irreps_nonlin),
+        ("linear_res", up, block.irreps_nonlin),
+        ("linear_2", block.target_irreps, block.target_irreps),
+        ("skip_tp", block.node_feats_irreps, block.hidden_irreps),
+    ):
+        _replace_linear(block, name, irreps_in, out)
+    # Plain layers have the other order of components, and no weight depends on it.
+    block.equivariant_nonlin._layout_is_ir_mul = False
 
 
 def _restore_product(
