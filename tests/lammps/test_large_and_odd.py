@@ -97,7 +97,7 @@ def test_ten_thousand_neighbors(model, radial, precision, device):
     assert_close(Setup(atoms, model("ti_far"), style, extra=(many,)))
 
 
-@pytest.mark.parametrize("style", ["", "precision single", "radial exact"])
+@pytest.mark.parametrize("style", ["", "radial exact precision single"])
 def test_a_lone_atom(model, style, device):
     """In a model with a shift its energy is not E0."""
     truth = mace_torch(model("density"), lone_atom())
