@@ -29,13 +29,11 @@ def ours(source: torch.nn.Module, head: str | None = None, **settings) -> MACE:
 
 
 def autograd_hessian(source: torch.nn.Module, atoms: Atoms, head: str | None = None) -> np.ndarray:
-    """What mace-torch's calculator returns, [n, 3, n, 3]."""
+    """What mace-torch's calculator returns, [n, 3, n, 3]; it reads ``atoms.info``."""
     from mace.calculators import MACECalculator
 
     settings = {} if head is None else {"head": head}
-    calculator = MACECalculator(
-        models=[source], device="cpu", default_dtype="float64", info_keys={}, **settings
-    )
+    calculator = MACECalculator(models=[source], device="cpu", default_dtype="float64", **settings)
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)  # its ZBL takes the power of an integer in it
     try:

@@ -72,6 +72,19 @@ def test_heads_equal_mace_torch(head):
     assert gap(found, autograd_hessian(source, atoms, head)) < FAR
 
 
+@pytest.mark.slow
+def test_charge_and_spin(tmp_path):
+    atoms, source, path = atoms_of("cluster"), twin("OMOL-0"), tmp_path / "m.mace"
+    io.save(path, *read_model(source))
+    plain = mace_stream.hessian(path, atoms, device="cpu")
+    atoms.info |= {"charge": 1, "spin": 2}
+    inputs = {"total_charge": 1, "total_spin": 2}
+    found = mace_stream.hessian(path, atoms, device="cpu", inputs=inputs)
+    expected = autograd_hessian(source, atoms)
+    assert gap(found, expected) < FAR
+    assert gap(plain, expected) > 100 * FAR
+
+
 @pytest.mark.parametrize("name", ["MP-0a medium", "OMAT-0 medium"])
 @pytest.mark.parametrize("cell", ["triclinic", "cluster", "slab"])
 def test_product_equals_differences_of_forces(name, cell):
