@@ -27,6 +27,13 @@ def triclinic_cell() -> Atoms:
     return atoms
 
 
+def carbide() -> Atoms:
+    """Two elements in a sheared cell thinner than the cutoff."""
+    atoms = triclinic_cell()
+    atoms.symbols = ["Si", "C"] * 6
+    return atoms
+
+
 def cluster() -> Atoms:
     """Seven atoms without periodicity, in a box that holds them."""
     rng = np.random.default_rng(3)

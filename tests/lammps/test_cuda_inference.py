@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from ase import Atoms
-from lammps_cells import cluster, hcp, lone_atom, mixed_cell, one_atom_cell, triclinic_cell
+from lammps_cells import carbide, cluster, hcp, lone_atom, mixed_cell, one_atom_cell, triclinic_cell
 from lammps_models import Result, mace_torch, single_forces
 from lammps_support import (
     Setup,
@@ -48,6 +48,7 @@ CASES = {
     "triclinic": ("plain", triclinic_cell),
     "three_layers": ("three_layers", triclinic_cell),
     "one_layer": ("one_layer", mixed_cell),
+    "gated": ("charged", carbide),
     "two_elements": ("zbl", silicon_oxide),
     "cluster": ("plain", cluster),
     "lone": ("plain", lone_atom),

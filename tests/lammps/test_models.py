@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from ase import Atoms
-from lammps_cells import cluster, triclinic_cell
+from lammps_cells import carbide, cluster
 from lammps_models import Result, mace_torch, single_forces
 from lammps_support import Setup, evaluate, opened, prepare
 
@@ -13,13 +13,6 @@ ENERGY, FORCE = 1e-9, 1e-7
 """eV/atom and eV/Å in double precision."""
 HEADS = ("a_pbe", "b_scan")
 NEUTRAL = {"total_charge": 0.0, "total_spin": 1.0}
-
-
-def carbide() -> Atoms:
-    """Two elements in a sheared cell thinner than the cutoff."""
-    atoms = triclinic_cell()
-    atoms.symbols = ["Si", "C"] * 6
-    return atoms
 
 
 def molecule() -> Atoms:

@@ -8,7 +8,7 @@ from itertools import product
 import numpy as np
 import pytest
 from ase import Atoms
-from lammps_cells import cluster, hcp, mixed_cell, one_atom_cell, triclinic_cell
+from lammps_cells import carbide, cluster, hcp, mixed_cell, one_atom_cell, triclinic_cell
 from lammps_support import SAME, Setup
 from rank_support import Job, gap, run_jobs
 
@@ -25,13 +25,6 @@ def slab() -> Atoms:
 def far_apart() -> Atoms:
     """Two atoms that do not see each other."""
     return Atoms("HO", [[1, 1, 1], [8, 8, 8]], cell=[15, 15, 15], pbc=True)
-
-
-def carbide() -> Atoms:
-    """Two elements in a sheared cell thinner than the cutoff."""
-    atoms = triclinic_cell()
-    atoms.symbols = ["Si", "C"] * 6
-    return atoms
 
 
 CELLS = {
