@@ -20,14 +20,11 @@ from lammps_support import (
     opened,
     prepare,
     run_lmp,
-    run_program,
 )
-from rank_support import Job, gap, run_jobs
 
 from mace_stream.testing import EXACT
 
 MOVE = ("velocity all create 300 4711", "timestep 0.0002", "fix move all nve")
-RANKS = ("mpiexec", "-n", "2")
 
 
 # ---- runs ----
@@ -163,47 +160,7 @@ def test_dispersion_adds_up(model, lmp):
     assert np.abs(found - forces - ours.forces).max() < 1e-9
 
 
-# ---- several ranks ----
-
-
-@pytest.mark.mpi
-def test_vacuum_and_other_atoms_on_two_ranks(model, tmp_path):
-    """R60, R87: a molecule that drifts from rank to rank; a rank with atoms of another style."""
-    alone = cluster()
-    alone.set_cell([12, 12, 40])
-    alone.pbc = True
-    plain = model("plain")
-    ours = mixed_cell()[mixed_cell().numbers != 8]
-    ours.set_cell([9, 9, 40])
-    both = ours + Atoms("O3", [[1, 1, 30], [5, 1, 30], [1, 5, 31]])
-    hybrid = (
-        "pair_style hybrid mace/stream lj/cut 6.0",
-        f'pair_coeff * * mace/stream "{plain.path}" C H NULL Si',
-        "pair_coeff 1*3 3 lj/cut 0.01 3.0",
-        "pair_coeff 3 4 lj/cut 0.01 3.0",
-    )
-    halves = ("processors 1 1 *",)
-    drift = (*MOVE, "velocity all set 0 0 400 sum yes", "timestep 0.001", "run 60")
-    jobs = [
-        Job("drift", Setup(alone, plain), before=halves, after=drift),
-        Job("others", Setup(both, plain), before=halves, after=hybrid),
-    ]
-    one, two = (run_jobs(jobs, n, tmp_path) for n in (1, 2))
-    for job in jobs:
-        assert gap(two[job.name], one[job.name]) < 1e-9, job.name
-    assert 0 in two["drift"]["n_local"]
-    assert min(two["others"]["n_local"]) == 3
-
-
-@pytest.mark.mpi
-def test_what_works_on_one_rank_only_is_refused_on_two(model, tmp_path):
-    """R58."""
-    setup = Setup(mixed_cell(), model("plain"), "verify yes")
-    done = run_program(setup, tmp_path, "run 0", launch=RANKS)
-    assert done.returncode != 0
-    assert "verify yes works on one MPI rank" in done.stdout
-    assert done.stdout.count("ERROR") == 1
-
+# ---- replicas ----
 
 NEB = """
 units metal
@@ -223,6 +180,7 @@ neb 0.0 0.001 10 5 5 final final.txt
 
 
 @pytest.mark.mpi
+@pytest.mark.slow
 def test_a_path_between_two_minima(model, tmp_path):
     """R65, R67: every replica has a model of its own, and its energy is that of its atoms."""
     setup = Setup(mixed_cell(), model("plain"))

@@ -22,7 +22,6 @@ from lammps_support import (
     opened,
     prepare,
 )
-from rank_support import Job, gap, run_jobs
 
 from mace_stream.testing import EXACT
 
@@ -120,49 +119,6 @@ def test_lists_of_a_group_hold_a_model_of_this_group(model, lmp):
     found, right = measure(lmp), evaluate(mixed_cell()[:7], model("plain"))
     assert abs(found.energy - right.energy) < 1e-9
     assert np.abs(found.forces[:7] - right.forces).max() < 1e-9  # LAMMPS clears no other forces
-
-
-# ---- two ranks ----
-
-
-def water(at: float) -> Atoms:
-    return Atoms("OHH", [[2, 2, at], [2.96, 2, at], [1.76, 2.93, at]])
-
-
-def two_waters() -> Atoms:
-    """Two molecules that end up on different ranks."""
-    both = water(2.0) + water(22.0)
-    both.set_cell([12, 12, 40])
-    both.pbc = True
-    return both
-
-
-@pytest.mark.mpi
-def test_on_two_ranks(model, tmp_path):
-    """R34, R77, R78: across a boundary; with a molecule excluded that another rank owns."""
-    molecule = cluster()
-    molecule.pbc = True
-    place = Setup(molecule, model("plain"))
-    both = Setup(two_waters(), model("plain"))
-    shift = "displace_atoms all move 6 5 6.5 units box"
-    jobs = [
-        Job("middle", place),
-        Job("boundary", place, after=(shift,)),
-        Job("both", both),
-        Job("second_excluded", both, after=("group g id 4:6", "neigh_modify exclude group g all")),
-        Job("second_deleted", both, after=("group g id 4:6", "delete_atoms group g")),
-        Job("group_only", Setup(mixed_cell(), model("plain")), after=FIRST),
-    ]
-    one, two = (run_jobs(jobs, n, tmp_path) for n in (1, 2))
-    for job in jobs[:-1]:
-        assert gap(two[job.name], one[job.name]) < 1e-9, job.name
-    assert gap(two["group_only"], one["group_only"], ["energy", "pressure"]) < 1e-9
-    assert gap(two["boundary"], two["middle"], ["energy", "forces"]) < 1e-9
-    single = mace_torch(model("plain"), Atoms(water(2.0), cell=[12, 12, 40], pbc=True)).energy
-    assert min(two["both"]["n_local"]) == 3
-    assert abs(two["both"]["energy"] - 2 * single) < 1e-9
-    assert abs(two["second_excluded"]["energy"] - single) < 1e-9
-    assert abs(two["second_deleted"]["energy"] - single) < 1e-9
 
 
 # ---- repulsion ----
