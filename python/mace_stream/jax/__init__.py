@@ -1,4 +1,4 @@
-"""The convolution in JAX: the operators of :mod:`mace_stream.torch`, name for name."""
+"""The MACE model and its convolution in JAX: :mod:`mace_stream.torch`, name for name."""
 
 try:
     import jax  # noqa: F401
@@ -8,5 +8,8 @@ except ImportError as error:
     ) from error
 
 from mace_stream.jax.conv import conv, plain_conv
+from mace_stream.jax.geometry import pad_graph
+from mace_stream.jax.model import MACE
+from mace_stream.jax.precision import double_precision
 
-__all__ = ["conv", "plain_conv"]
+__all__ = ["MACE", "conv", "double_precision", "pad_graph", "plain_conv"]
