@@ -34,7 +34,7 @@ COLUMNS = (
 SPLINE_FORCE = 1e-7
 """eV/Å in double precision with tables of the radial functions."""
 SINGLE_ENERGY = 5e-6
-"""eV/atom in single precision."""
+"""eV/atom in single precision, or mace-torch's own error where that is larger."""
 DEVICES = [
     "cpu",
     pytest.param(
@@ -56,13 +56,28 @@ def source(arch):
         learned(model)
     atoms = structure("hcp_ti_rattled", elements=elements)
     used = {item.name: INPUT_DEFAULTS[item.name] for item in spec_and_tensors(model)[0].inputs}
+    with_messages_of_one(model, atoms, used)
     exact = truth(model, atoms, 0, used)
     single = truth(copy.deepcopy(model).float(), atoms, 0, used)
-    return spec_and_tensors(model), atoms, exact, rms(single.forces - exact.forces)
+    energy = float(np.abs(single.node_energy - exact.node_energy).max())
+    return spec_and_tensors(model), atoms, exact, (energy, rms(single.forces - exact.forces))
+
+
+def with_messages_of_one(model, atoms, used):
+    """Scale every layer's messages to an RMS of 1, as training does; random densities are near 0,
+    and energies of 10^8 eV would have bounds of their own."""
+    for interaction in model.interactions:
+        found = []
+        hook = interaction.register_forward_hook(lambda _, __, out, f=found: f.append(out[0]))
+        truth(model, atoms, 0, used)
+        last = interaction.linear_2 if hasattr(interaction, "linear_2") else interaction.linear
+        last.weight.data /= rms(found[-1].detach())
+        hook.remove()
+    return model
 
 
 def rms(x):
-    return float(np.sqrt((x**2).mean()))
+    return float((x**2).mean() ** 0.5)
 
 
 def evaluate(spec, tensors, atoms, words):
@@ -130,13 +145,13 @@ def test_every_architecture_by_every_path(arch, radial, precision, device, table
         within = energy <= EXACT.energy
         within &= force <= (EXACT.force if radial == "exact" else SPLINE_FORCE)
     else:
-        within = energy <= SINGLE_ENERGY and error <= yardstick
+        within = energy <= max(SINGLE_ENERGY, yardstick[0]) and error <= yardstick[1]
     values = (arch, device_name(device), precision, radial)
     numbers = (f"{energy:.1e}", f"{force:.1e}", f"{error:.1e}", f"{1e6 * seconds / len(atoms):.1f}")
     status = "ok" if within else "wrong"
     row = dict(zip(COLUMNS, (*values, *numbers, status, datetime.date.today()), strict=True))
     table[key(row)] = row
-    assert within, f"{row}; mace-torch's own RMS error in float32: {yardstick:.1e} eV/Å"
+    assert within, f"{row}; mace-torch's own errors in float32 (max dE, RMS dF): {yardstick}"
 
 
 def device_name(device):
