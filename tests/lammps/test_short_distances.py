@@ -46,6 +46,16 @@ def test_distance_and_ids_are_named(model, lmp, first, second, kind, newton):
     assert failure(lmp, "run 0") == (0, {first + 1, second + 1}, 0.3456)
 
 
+def test_positions_are_told(model, lmp):
+    """As they are, not those of images."""
+    atoms = squeezed(7, 3, 0.3456)
+    prepare(lmp, Setup(atoms, model("plain")))
+    with pytest.raises(Exception, match="closer than") as caught:
+        lmp.command("run 0")
+    for x, y, z in atoms.positions[[7, 3]]:
+        assert f"({x:.4f}, {y:.4f}, {z:.4f})" in str(caught.value)
+
+
 def test_ids_are_names_and_no_numbers(model, lmp):
     atoms = squeezed(4, 9, 0.2)
     setup = Setup(atoms, model("plain"))

@@ -171,17 +171,21 @@ class Session:
             result = self.evaluator.evaluate(positions, node_energy, node_virial)
         except TooCloseError as pair:
             first, second = self._ids[list(pair.nodes)]
+            places = " and ".join(self._place(node, positions) for node in pair.nodes)
             raise ValueError(
                 f"atoms {first} and {second} are {pair.distance:.4f} Å apart, closer than "
-                f"{pair.reach:g} Å, where the radial tables start; check the structure, use a "
-                "smaller timestep, or add the keyword: radial exact"
+                f"{pair.reach:g} Å, where the radial tables start; they are at {places} Å; check "
+                "the structure, use a smaller timestep, or add the keyword: radial exact"
             ) from None
         check_finite(result, lambda node: self._atom(node, positions))
         return result
 
     def _atom(self, node: int, positions: np.ndarray) -> str:
+        return f"atom {self._ids[node]} at {self._place(node, positions)} Å"
+
+    def _place(self, node: int, positions: np.ndarray) -> str:
         x, y, z = positions[self._rows[node]]
-        return f"atom {self._ids[node]} at ({x:.4f}, {y:.4f}, {z:.4f}) Å"
+        return f"({x:.4f}, {y:.4f}, {z:.4f})"
 
     def take_list(self, positions: np.ndarray) -> int:
         """Take over a new list before its first evaluation, at these positions.
