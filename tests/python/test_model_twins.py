@@ -24,6 +24,7 @@ from model_support import (
 from mace_stream.convert.source import load_source
 from mace_stream.spec import INPUT_DEFAULTS
 from mace_stream.testing import structure
+from mace_stream.testing.twins import tiny
 
 CELLS = ("triclinic", "one_atom_cell", "cluster")
 """A small triclinic cell, one atom among its own images, a free molecule."""
@@ -91,6 +92,20 @@ def test_option_equals_mace_torch(override):
     compare(small_twin("MP-0a medium", **override), cells=CELLS[:2])
 
 
+def test_the_reduced_basis_of_couplings_equals_mace_torch():
+    """A file that mace-torch made with cuequivariance installed; see make_data.py."""
+    source = load_source(REDUCED)
+    compare(source, cells=CELLS[:1])
+    _, tensors = spec_and_tensors(source)
+    _, full = spec_and_tensors(tiny("MP-0a medium", correlation=3, num_interactions=1))
+    name = "layers.0.product.0e.weight.3"
+    assert tensors[name].shape[1] < full[name].shape[1]
+    spec, _ = spec_and_tensors(source)
+    changed = MACE.from_spec(spec, planted(tensors, name))
+    atoms = structures("triclinic")[0]
+    assert is_wrong(ours(changed, atoms), truth(source, atoms))
+
+
 @pytest.mark.parametrize("readout", [False, True])
 @pytest.mark.parametrize("embedding", EMBEDDINGS.values(), ids=EMBEDDINGS)
 def test_charge_and_spin_equal_mace_torch(embedding, readout):
@@ -135,6 +150,7 @@ def test_full_size_twin_equals_mace_torch(name):
     compare(build_twin(name), cells=("triclinic", "one_atom_cell"), elements=elements)
 
 
+REDUCED = Path(__file__).parent / "data" / "reduced.model"
 SHARED = Path(__file__).parents[2].parent / "shared" / "models"
 TRAINED = ("ti_hcp_meam", "imagdau-Tutorials", "mace-pr325", "mace-tutorials")
 

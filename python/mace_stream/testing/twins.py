@@ -53,6 +53,8 @@ class Architecture:
     edge_irreps_first: bool = False
     apply_cutoff: bool = True
     agnostic_product: bool = False
+    reduced_cg: bool = False
+    """Fewer coupling paths, which mace-torch has where cuequivariance is installed."""
     use_so3: bool = False
     last_readout_only: bool = False
     keep_last_layer_irreps: bool = False
@@ -180,7 +182,7 @@ def _build(arch: Architecture, rng: np.random.Generator) -> torch.nn.Module:
         "gate": modules.gate_dict[arch.gate],
         "pair_repulsion": arch.pair_repulsion,
         "apply_cutoff": arch.apply_cutoff,
-        "use_reduced_cg": False,
+        "use_reduced_cg": arch.reduced_cg,
         "use_so3": arch.use_so3,
         "use_agnostic_product": arch.agnostic_product,
         "use_last_readout_only": arch.last_readout_only,
