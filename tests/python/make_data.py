@@ -2,9 +2,9 @@
 
 Needs: pip install 'mace-stream[convert]' cuequivariance cuequivariance-torch
 
-``reduced.model`` has the reduced basis of couplings, which mace-torch makes where cuequivariance is
-installed. ``cueq.model`` is a random model in cuEquivariance's layout, ``cueq.mace`` the conversion of the
-same model before mace-torch changed its layout.
+``reduced.model`` has the reduced basis of couplings, which mace-torch makes where cuequivariance
+is installed. ``cueq.model`` is a random model in cuEquivariance's layout, ``cueq.mace`` the
+conversion of the same model before mace-torch changed its layout.
 """
 
 from pathlib import Path
