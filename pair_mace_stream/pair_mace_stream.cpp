@@ -191,6 +191,7 @@ void PairMACEStream::init_style()
   choose_list();
   impl->list_builds = -1;
   impl->set_up = true;
+  impl->told_stale = false;
 }
 
 /* ----------------------------------------------------------------------

@@ -51,7 +51,8 @@ class PairMACEStream : public Pair {
   void check_masses();
   void check_exclusions();
   bool excludes_pairs() const;
-  void check_positions() const;
+  void check_positions();
+  void warn_of_stale_list(int);
   std::string restart_report() const;
   void compare_with_restart() const;
   void check_types() const;

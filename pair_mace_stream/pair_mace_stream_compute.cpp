@@ -78,6 +78,8 @@ void PairMACEStream::rebuild_topology()
   const Stopwatch::Lap lap(impl->flatten);
   const int n_all = atom->nlocal + atom->nghost;
   const bool is_new = neighbor->ago == 0 || neighbor->ncalls != impl->list_builds;
+  if (is_new && atom->nlocal > 0)
+    impl->listed_x.assign(atom->x[0], atom->x[0] + 3 * static_cast<std::size_t>(atom->nlocal));
   find_species();
   if (!impl->exchange)
     find_owners();
@@ -219,17 +221,36 @@ void PairMACEStream::evaluate_model()
    the atom would be alone, with an energy and no force.
 ------------------------------------------------------------------------- */
 
-void PairMACEStream::check_positions() const
+void PairMACEStream::check_positions()
 {
   for (const int i : impl->graph.node_atom) {
     const double *x = atom->x[i];
-    if (std::fabs(x[0]) < FARTHEST && std::fabs(x[1]) < FARTHEST && std::fabs(x[2]) < FARTHEST)
+    if (std::fabs(x[0]) < FARTHEST && std::fabs(x[1]) < FARTHEST && std::fabs(x[2]) < FARTHEST) {
+      if (!impl->told_stale) warn_of_stale_list(i);
       continue;
+    }
     throw std::runtime_error(fmt::format(
         "atom {} is at ({:.8g}, {:.8g}, {:.8g}) Å, which is no place in any box; look at the steps "
         "before, and use a smaller timestep",
         atom->tag[i], x[0], x[1], x[2]));
   }
+}
+
+/* ----------------------------------------------------------------------
+   LAMMPS makes a new list in time, unless neigh_modify says otherwise.
+------------------------------------------------------------------------- */
+
+void PairMACEStream::warn_of_stale_list(int i)
+{
+  const double *now = atom->x[i], *then = &impl->listed_x[3 * static_cast<std::size_t>(i)];
+  const double moved = std::hypot(now[0] - then[0], now[1] - then[1], now[2] - then[2]);
+  if (moved <= 0.5 * neighbor->skin * (1 + 1e-9)) return;
+  impl->told_stale = true;
+  error->warning(FLERR,
+                 "Pair style mace/stream: at step {} atom {} has moved by {:.3g} Å since the "
+                 "neighbor list was made, more than half of the skin, so that pairs may be "
+                 "missing; use neigh_modify every 1 delay 0 check yes",
+                 update->ntimestep, atom->tag[i], moved);
 }
 
 /* ----------------------------------------------------------------------

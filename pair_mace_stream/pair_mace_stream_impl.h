@@ -71,7 +71,9 @@ struct PairMACEStream::Impl {
   mace_stream::Facts restarted;    // empty without a restart file
   bool continues = false;          // pair_style has not been given since read_restart
 
-  bool set_up = false;    // lists and cutoffs are those of the session
+  bool set_up = false;             // lists and cutoffs are those of the session
+  std::vector<double> listed_x;    // [nlocal, 3]  when the list was made
+  bool told_stale = false;         // in this run
   bool reported = false;
 };
 

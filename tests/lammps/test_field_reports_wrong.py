@@ -273,6 +273,28 @@ def test_lammps_refuses_what_a_many_body_style_cannot_do(model, lmp, lines, mess
         lmp.commands_list([*lines, "run 1"])
 
 
+@pytest.mark.parametrize(
+    ("lists", "count"),
+    [("", 0), ("neigh_modify every 1 delay 0 check yes", 0), ("neigh_modify every 9 check no", 1)],
+)
+def test_lists_that_are_kept_too_long_are_told(model, tmp_path, lists, count):
+    """R43: where pairs are missing, and only there."""
+    fast = ("velocity all create 3000 4711", "timestep 0.0005", "fix move all nve")
+    setup = Setup(
+        mixed_cell(), model("zbl"), extra=(*fast, "neighbor 0.1 bin", *[lists] * bool(lists))
+    )
+    log = log_of(
+        setup,
+        tmp_path,
+        "run 8",
+        "unfix move",
+        "fix npt all npt temp 3000 3000 0.01 iso 0 0 0.1",
+        "run 8",
+    )
+    told = "since the neighbor list was made, more than half of the skin"
+    assert log.count(told) == 2 * count
+
+
 LISTS = {
     "nsq": ("neighbor 1.0 nsq",),
     "multi": ("neighbor 1.0 multi",),
