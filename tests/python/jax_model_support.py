@@ -1,7 +1,6 @@
 """One structure through the JAX model; what its tests share. Skips them where it is not built."""
 
 import numpy as np
-import pytest
 from jax_support import jax, jnp
 from model_support import graph_of, reduce
 
@@ -11,7 +10,6 @@ __all__ = ["MACE", "double_precision", "jax", "jnp"]
 
 QUICK = {"xla_backend_optimization_level": 0}
 """Tests spend their time in compilation, not in what is compiled."""
-ON_CPU = pytest.mark.usefixtures("on_cpu")
 
 
 def sizes_of(graphs):

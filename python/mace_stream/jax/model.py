@@ -114,7 +114,7 @@ class MACE:
             head: Which head; may be left out where there is one.
             dtype: ``float64`` or ``float32``: precision of everything but the sums of energies.
             elements: Atomic numbers that may occur; all of the model if left out. Memory and the
-                padding of the product basis grow with their number. Energies of others are NaN.
+                padding of the product basis grow with their number. Where others occur, all is NaN.
             conv_mode: Mode of the convolutions, see :func:`mace_stream.jax.conv`.
             inputs: Numbers of the whole system by name, such as ``total_charge``, for models that
                 take them; :data:`mace_stream.spec.INPUT_DEFAULTS` where left out.
@@ -205,7 +205,12 @@ class MACE:
         """
         arrays = [jnp.asarray(x) for x in (edge_vec, indptr, sender, species)]
         _check_graph(*arrays)
-        graph = make_graph(*arrays)
+        with jax.default_matmul_precision("highest"):  # the default on GPUs has three digits
+            return self._evaluate(parameters, make_graph(*arrays), halo)
+
+    def _evaluate(
+        self, parameters: Tree, graph: Graph, halo: GhostExchange | None
+    ) -> tuple[Array, Array]:
         local_species = graph.species[: graph.n_receivers]
         groups = SpeciesGroups.build(local_species, self.kept, self.block)
         edges, pair_energy = self._edges(graph)
@@ -215,7 +220,7 @@ class MACE:
         per_layer = self._layers(parameters, edges, groups, halo)
         for readout, tree in zip(self.readouts, parameters["readouts"], strict=True):
             energy = energy + readout(tree, per_layer[readout.layer])
-        energy = jnp.where(self._is_kept(local_species), energy, jnp.nan)
+        energy = jnp.where(self._all_kept(graph), energy, jnp.nan)
         is_node = graph.is_node[: graph.n_receivers]
         energy = jnp.where(is_node, energy, 0.0)
         isolated = jnp.where(is_node, parameters["atomic_energies"][local_species], 0.0)
@@ -235,8 +240,10 @@ class MACE:
             per_layer.append(feats)
         return per_layer
 
-    def _is_kept(self, species: Array) -> Array:
-        return jnp.asarray(np.isin(np.arange(len(self.elements)), self.kept))[species]
+    def _all_kept(self, graph: Graph) -> Array:
+        """Whether every node is of an element that may occur; others would spoil its neighbors."""
+        is_kept = jnp.asarray(np.isin(np.arange(len(self.elements)), self.kept))
+        return jnp.all(is_kept[graph.species] | ~graph.is_node)
 
     def _edges(self, graph: Graph) -> tuple[Edges, Array | None]:
         """Angles and radial features in the model's precision, and the pair repulsion.
