@@ -243,14 +243,15 @@ void PairMACEStream::check_positions()
 void PairMACEStream::warn_of_stale_list(int i)
 {
   const double *now = atom->x[i], *then = &impl->listed_x[3 * static_cast<std::size_t>(i)];
-  const double moved = std::hypot(now[0] - then[0], now[1] - then[1], now[2] - then[2]);
-  if (moved <= 0.5 * neighbor->skin * (1 + 1e-9)) return;
+  double square = 0.0;    // a root for every atom and step would show
+  for (int k = 0; k < 3; k++) square += (now[k] - then[k]) * (now[k] - then[k]);
+  if (square <= 0.25 * neighbor->skin * neighbor->skin * (1 + 1e-9)) return;
   impl->told_stale = true;
   error->warning(FLERR,
                  "Pair style mace/stream: at step {} atom {} has moved by {:.3g} Å since the "
                  "neighbor list was made, more than half of the skin, so that pairs may be "
                  "missing; use neigh_modify every 1 delay 0 check yes",
-                 update->ntimestep, atom->tag[i], moved);
+                 update->ntimestep, atom->tag[i], std::sqrt(square));
 }
 
 /* ----------------------------------------------------------------------
