@@ -202,7 +202,11 @@ def screen(folder: Path) -> bytes:
     return (folder / "screen").read_bytes()
 
 
-@pytest.mark.parametrize("launch", [(), pytest.param(RANKS, marks=pytest.mark.mpi)], ids=len)
+@pytest.mark.parametrize(
+    "launch",
+    [(), pytest.param(RANKS, marks=[pytest.mark.mpi, pytest.mark.slow])],
+    ids=["one", "two_ranks"],
+)
 def test_ctrl_c_ends_the_program_with_a_message(model, tmp_path, launch: Sequence[str]):
     setup = Setup(mixed_cell(), model("plain"), extra=MOVE)
     prepared(setup, tmp_path, "thermo 1", "thermo_modify flush yes", "run 1000000")
