@@ -36,7 +36,7 @@ KEYWORDS = {
     "verify": Keyword(*_one_of("yes", "no"), "no"),
     "deterministic": Keyword(*_one_of("yes", "no"), "no"),
     "tile": Keyword("auto or a number of atoms", lambda v: bool(_TILE.fullmatch(v)), "auto"),
-    "backend": Keyword(*_one_of("torch"), "torch"),
+    "backend": Keyword(*_one_of("torch", "jax"), "torch"),
     "committee": Keyword(*_one_of("mean", "first"), "mean"),
     "neighbors": Keyword(*_one_of("auto", "full", "half", "device"), "auto"),
     "charge": Keyword("a number, in units of e", lambda v: bool(_NUMBER.fullmatch(v)), ""),

@@ -153,6 +153,7 @@ def end(total: Mapping[str, float], most: Mapping[str, float], n_ranks: int) -> 
         *_compared(most),
         f"  {_memory(most)}",
         *_captures(most),
+        *_compilations(most),
         RULE,
         "",
     ]
@@ -198,6 +199,13 @@ def _compared(most: Mapping[str, float]) -> list[str]:
 def _captures(most: Mapping[str, float]) -> list[str]:
     count = most.get("captures", 0)
     return [f"  CUDA graphs captured so far: {count:.0f}"] if count else []
+
+
+def _compilations(most: Mapping[str, float]) -> list[str]:
+    count = most.get("compilations")
+    if count is None:
+        return []
+    return [f"  programs compiled so far: {count:.0f}, in {most['compile_s']:.1f} s"]
 
 
 def _memory(most: Mapping[str, float]) -> str:

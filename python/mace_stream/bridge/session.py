@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from importlib import metadata
 from pathlib import Path
 
 import numpy as np
@@ -40,13 +41,7 @@ class Session:
         options: Mapping[str, str],
         counted: Mapping[str, int] | None = None,
     ) -> None:
-        with own_symbols_first():
-            import torch
-
-            from mace_stream.torch.evaluators import choose_evaluator
-
-        self.backend_version = f"torch {torch.__version__}"
-
+        self.backend_version, choose_evaluator = load_backend(options["backend"])
         self.path = Path(path)
         self.spec, tensors = io.load(self.path)
         self.sha256 = io.sha256(self.path)
@@ -252,6 +247,23 @@ class Session:
             ranks: How many there are.
         """
         return report.end(total, most, ranks)
+
+
+def load_backend(name: str) -> tuple[str, Callable]:
+    """Import the backend ``torch`` or ``jax``, and not the other.
+
+    Returns:
+        Its version, and what chooses an evaluator.
+
+    Raises:
+        ImportError: JAX is asked for and is not there.
+    """
+    with own_symbols_first():
+        if name == "jax":
+            from mace_stream.jax.evaluators import choose_evaluator
+        else:
+            from mace_stream.torch.evaluators import choose_evaluator
+    return f"{name} {metadata.version(name)}", choose_evaluator
 
 
 def choose_inputs(spec: ModelSpec, options: Mapping[str, str]) -> dict[str, float]:

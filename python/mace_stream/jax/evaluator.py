@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from math import ceil
 from time import perf_counter
 from typing import NamedTuple
 
@@ -21,32 +22,40 @@ from mace_stream.jax.placement import Placement
 from mace_stream.jax.ranks import GhostFeatures, RankRows
 from mace_stream.spec import ModelSpec
 
-SLACK = 0.05
-"""Arrays are made this much longer than they need to be, so that a little more still fits."""
+SLACK = {"receivers": 0.0}
+"""Arrays are made longer than they need to be, so that a little more still fits: by this part, and
+by :data:`USUAL_SLACK` where none is named."""
+USUAL_SLACK = 0.05
+ROOM = 64
+"""Lengths are multiples of this. No array is empty: every rank's program has all exchanges."""
 
 
 @dataclass(frozen=True)
 class Capacities:
     """Lengths of the arrays of compiled programs."""
 
-    atoms: int = 0
+    atoms: int = ROOM
     """Rows of the positions, images included."""
-    listed: int = 0
+    listed: int = ROOM
     """Entries of the neighbor list, skin included."""
-    edges: int = 0
+    edges: int = ROOM
     """Those within r_max."""
-    receivers: int = 0
-    ghosts: int = 0
+    receivers: int = ROOM
+    ghosts: int = ROOM
     """Nodes of other ranks."""
-    sent: int = 0
+    sent: int = ROOM
     """Rows that go to other ranks."""
 
     def fitting(self, **needed: int) -> Capacities:
         """Return these, or larger ones where they are too small; they never shrink."""
         kept = {field.name: getattr(self, field.name) for field in fields(self)}
-        small = {name: count for name, count in needed.items() if count > kept[name]}
-        grown = {name: -(-int(count * (1 + SLACK) + 1) // 64) * 64 for name, count in small.items()}
+        grown = {name: _room(name, n) for name, n in needed.items() if n > kept[name]}
         return Capacities(**kept | grown) if grown else self
+
+
+def _room(name: str, count: int) -> int:
+    with_slack = count * (1 + SLACK.get(name, USUAL_SLACK))
+    return ceil(with_slack / ROOM) * ROOM
 
 
 class Step(NamedTuple):
@@ -179,10 +188,7 @@ class JaxEvaluator:
             step = self._with_virials if node_virial else self._without_virials
             program = self._program(step, *arguments)
             ready = perf_counter()
-            found = jax.device_get(program(*arguments))
-            error = None if self._ranks is None else self._ranks.take_error()
-            if error is not None:
-                raise error
+            found = self._run(program, arguments)
             self._statistics["arrange_s"] += ready - start
             self._statistics["model_s"] += perf_counter() - ready
             self._statistics["edges"] += n_edges
@@ -197,6 +203,15 @@ class JaxEvaluator:
         self._statistics = _no_statistics()
         taken["device_peak_bytes"] = self.placement.peak_bytes()
         return taken | {"compilations": self._n_compilations, "compile_s": self._compile_s}
+
+    def _run(self, program: Callable, arguments: tuple) -> Step:
+        """Run a program and bring its results to the host."""
+
+        def run() -> Step:
+            with self.placement.claimed():
+                return jax.device_get(program(*arguments))
+
+        return run() if self._ranks is None else self._ranks.run(run)
 
     def _upload(self, positions: np.ndarray) -> Array:
         x = np.zeros((self._capacities.atoms, 3))

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
+from queue import SimpleQueue
+from threading import Event
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -12,39 +18,84 @@ from jax.experimental import io_callback
 
 from mace_stream.halo import Halo
 
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class _Exchange:
+    """What a program waits for."""
+
+    out: np.ndarray
+    into: np.ndarray
+    home: bool
+    ended: Event
+
 
 class RankRows:
     """Exchanges rows from within a compiled program, in the order of the program.
 
     The arrays of a program are larger than what is exchanged: only as many rows travel as the
-    present :attr:`halo` says. A program must not be left by an exception, so that the first one is
-    kept, and no rows travel after it; the host program's exchange tells the other ranks.
+    present :attr:`halo` says. Messages belong to the thread of the host program, so that compiled
+    programs run in another one. They must not be left by an exception: the first one is kept, no
+    rows travel after it, and the host program's exchange tells the other ranks.
     """
 
     def __init__(self) -> None:
         self.halo: Halo | None = None
-        self._error: Exception | None = None
+        self._error: BaseException | None = None
+        self._wanted: SimpleQueue[_Exchange | None] = SimpleQueue()
+        self._worker = ThreadPoolExecutor(1, "mace_stream.jax")
 
-    def take_error(self) -> Exception | None:
-        """Return what went wrong since the last call, if anything did."""
+    def run(self, function: Callable[[], T]) -> T:
+        """Call ``function`` in a thread of its own, and exchange its rows in this one.
+
+        Raises:
+            ValueError: Another rank has failed.
+        """
+        future = self._worker.submit(function)
+        future.add_done_callback(lambda _: self._wanted.put(None))
+        while (exchange := self._next()) is not None:
+            self._do(exchange)
         error, self._error = self._error, None
-        return error
+        if error is not None:
+            raise error
+        return future.result()
+
+    def _next(self) -> _Exchange | None:
+        while True:
+            try:
+                return self._wanted.get()
+            except KeyboardInterrupt as error:  # noqa: PERF203
+                self._error = self._error or error
+
+    def _do(self, exchange: _Exchange) -> None:
+        out, into = exchange.out, exchange.into
+        try:
+            if self._error is None:
+                row_bytes = out[0].nbytes
+                self.halo.start(out.ctypes.data, into.ctypes.data, row_bytes, exchange.home)
+                self.halo.finish()
+        except BaseException as error:  # noqa: BLE001 - raised again once the program has ended
+            self._error = error
+        finally:
+            exchange.ended.set()
 
     def exchange(self, rows: Array, n_in: int, *, home: bool) -> Array:
-        """Send ``rows`` [n, width] one way; return the rows that come, [n_in, width]."""
-        shape = jax.ShapeDtypeStruct((n_in, rows.shape[1]), rows.dtype)
-        return io_callback(partial(self._on_host, n_in, home), shape, rows, ordered=True)
+        """Send ``rows`` [n, width] one way; return the rows that come, [n_in, width].
 
-    def _on_host(self, n_in: int, home: bool, rows: Array) -> np.ndarray:
+        They travel as words of 32 bits: callbacks run where JAX may not know float64.
+        """
+        words = jax.lax.bitcast_convert_type(rows, jnp.uint32)
+        shape = jax.ShapeDtypeStruct((n_in, *words.shape[1:]), words.dtype)
+        came = io_callback(partial(self._wait, n_in, home), shape, words, ordered=True)
+        return jax.lax.bitcast_convert_type(came, rows.dtype)
+
+    def _wait(self, n_in: int, home: bool, rows: Array) -> np.ndarray:
         out = np.ascontiguousarray(rows)
-        into = np.zeros((n_in, out.shape[1]), out.dtype)
-        if self._error is None:
-            try:
-                row_bytes = out.shape[1] * out.itemsize
-                self.halo.start(out.ctypes.data, into.ctypes.data, row_bytes, home)
-                self.halo.finish()
-            except Exception as error:  # noqa: BLE001 - raised again once the program has ended
-                self._error = error
+        into = np.zeros((n_in, *out.shape[1:]), out.dtype)
+        exchange = _Exchange(out, into, home, Event())
+        self._wanted.put(exchange)
+        exchange.ended.wait()
         return into
 
 

