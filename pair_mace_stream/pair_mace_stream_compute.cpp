@@ -132,7 +132,8 @@ void PairMACEStream::find_owners()
 }
 
 /* ----------------------------------------------------------------------
-   NULL types are no atoms of the model. Nor are atoms of which every pair
+   NULL types are no atoms of the model, nor are types of which hybrid has
+   given every pair to other styles. Nor are atoms of which every pair
    is excluded: fixes like gcmc mark deleted atoms so, and an isolated
    atom's energy must not stay behind. Nor are atoms outside of the group
    that `neigh_modify include` names.
@@ -141,7 +142,9 @@ void PairMACEStream::find_owners()
 void PairMACEStream::find_species()
 {
   const int n_all = atom->nlocal + atom->nghost;
-  const auto &of_type = impl->session->type_species();
+  std::vector<int> of_type = impl->session->type_species();
+  for (int type = 1; list && list->iskip && type <= atom->ntypes; type++)
+    if (list->iskip[type]) of_type[type] = -1;
   impl->species.resize(n_all);
   for (int i = 0; i < n_all; i++) impl->species[i] = is_excluded(i) ? -1 : of_type[atom->type[i]];
 }

@@ -14,7 +14,16 @@ from rank_support import Job, gap, run_jobs
 
 pytestmark = pytest.mark.mpi
 
-SAME = ("middle", "boundary", "both", "second_excluded", "second_deleted", "drift", "others")
+SAME = (
+    "middle",
+    "boundary",
+    "both",
+    "second_excluded",
+    "second_deleted",
+    "drift",
+    "others",
+    "taken_over",
+)
 HALVES = ("processors 1 1 *",)
 DRIFT = (
     "velocity all create 300 4711",
@@ -65,6 +74,8 @@ def jobs(model) -> list[Job]:
         Job("second_deleted", both, after=("group g id 4:6", "delete_atoms group g")),
         Job("drift", Setup(tall(cluster(), 12), plain), before=HALVES, after=DRIFT),
         Job("others", Setup(tall(ours, 9) + oxygen, plain), before=HALVES, after=hybrid),
+        Job("taken_over", mixed, after=tuple(line.replace("NULL", "O") for line in hybrid)),
+        Job("null", mixed, after=hybrid),
         Job("group_only", mixed, after=group),
         Job("flung", mixed, after=FLING),
         Job("verify", Setup(mixed_cell(), plain, "verify yes")),
@@ -111,6 +122,12 @@ def test_lists_of_a_group(model, one, two):
     right = mace_torch(model("plain"), mixed_cell()[:7]).energy
     assert gap(two["group_only"], one["group_only"], ["energy", "pressure"]) < 1e-9
     assert abs(two["group_only"]["energy"] - right) < 1e-8
+
+
+def test_types_whose_pairs_are_all_taken_over_are_as_null(one, two):
+    """R87, R88: hybrid gives every pair of a type to another style."""
+    for found in (one, two):
+        assert gap(found["taken_over"], found["null"]) < 1e-9
 
 
 def test_the_cases_have_what_they_are_for(two):
