@@ -21,7 +21,7 @@ ALL_KEYWORDS = " ".join(
     [
         "device cpu precision double conv standard radial exact",
         "graphs no verify no deterministic no tile 64 backend torch committee mean neighbors auto",
-        "head Default",
+        "head Default charge 0 spin 1",
     ]
 )
 
@@ -147,7 +147,9 @@ def test_null_alone_is_refused(model, lmp):
 @pytest.mark.parametrize("pair_style", ["hybrid/overlay", "hybrid"])
 def test_hybrid_parses_every_keyword(model, lmp, pair_style):
     """R85."""
-    setup = Setup(mixed_cell(), model("plain"))
+    atoms = mixed_cell()
+    atoms.symbols = ["Si", "C"] * 6
+    setup = Setup(atoms, model("charged"))
     assert set(ALL_KEYWORDS.split()[::2]) == set(KEYWORDS), "a keyword is missing here"
     style = f"pair_style {pair_style} mace/stream {ALL_KEYWORDS} zbl 1.0 2.5"
     define(lmp, setup)
