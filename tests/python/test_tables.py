@@ -13,11 +13,13 @@ from mace_stream.reference import radial
 from mace_stream.tables import (
     RadialGrid,
     TableError,
+    Tabulated,
     harmonic_gradients,
     harmonic_polynomials,
     hermite_coefficients,
     refine,
 )
+from mace_stream.tables.grid import measure
 from mace_stream.torch import MACE
 from mace_stream.torch.inference import tables as radial_tables
 from mace_stream.torch.inference.tables import build_tables
@@ -289,12 +291,12 @@ def test_the_grid_ends_at_the_cutoff_exactly():
         assert grid.h * grid.inverse_step == pytest.approx(1, rel=1e-15)
 
 
-def smooth(r, order):
-    """``(r_max - r)^3 sin(40 r)`` with r_max = 3: one family of one function."""
+def smooth(r, order, k=40):
+    """``(r_max - r)^3 sin(k r)`` with r_max = 3: one family of one function."""
     jet = [np.polynomial.Polynomial([3, -1]) ** 3]
     jet += [jet[0].deriv(1), jet[0].deriv(2)]
     cut = [p(r) for p in jet]
-    sine = [np.sin(40 * r), 40 * np.cos(40 * r), -1600 * np.sin(40 * r)]
+    sine = [np.sin(k * r), k * np.cos(k * r), -k * k * np.sin(k * r)]
     product = [
         cut[0] * sine[0],
         cut[1] * sine[0] + cut[0] * sine[1],
@@ -305,9 +307,9 @@ def smooth(r, order):
 
 @pytest.mark.parametrize(("order", "bound"), [(1, 1e-4), (2, 1e-6), (2, 1e-10)])
 def test_the_grid_is_as_coarse_as_the_bound_allows(order, bound):
-    fine = refine({"sine": smooth}, 3.0, order, bound)
+    fine = refine({"sine": Tabulated(smooth)}, 3.0, order, bound)
     assert max(fine.value_error, fine.slope_error) <= bound
-    coarse = refine({"sine": smooth}, 3.0, order, 20 * bound)
+    coarse = refine({"sine": Tabulated(smooth)}, 3.0, order, 20 * bound)
     assert coarse.grid.n_knots < fine.grid.n_knots
     assert max(coarse.value_error, coarse.slope_error) > bound
 
@@ -319,12 +321,31 @@ def test_a_grid_that_is_never_fine_enough():
     with pytest.raises(
         ValueError, match=r"noise has a relative error.*4096 intervals.*radial exact"
     ):
-        refine({"sine": smooth, "noise": noise}, 3.0, 2, 1e-6)
+        refine({"sine": Tabulated(smooth), "noise": Tabulated(noise)}, 3.0, 2, 1e-6)
+
+
+def test_errors_are_those_of_what_is_read():
+    """Of a slow and a fast function: each alone, both, and one drowned in the other."""
+
+    def two(r, order):
+        parts = zip(smooth(r, order, k=4), smooth(r, order), strict=True)
+        return [np.concatenate(pair, axis=2) for pair in parts]
+
+    grid, unit = RadialGrid(0.5, 3.0, 64), np.eye(2)
+    slow, fast = (measure(Tabulated(two, unit[:, None, k : k + 1]), grid, 2) for k in (0, 1))
+    assert (slow < 1e-3 * fast).all()
+    assert measure(Tabulated(two, unit[:, :, None]), grid, 2) == pytest.approx(fast, rel=1e-9)
+    drowned = measure(Tabulated(two, np.array([[[1e6]], [[1.0]]])), grid, 2)
+    assert (drowned < 1e-3 * fast).all()
+    assert measure(Tabulated(smooth), grid, 2) == pytest.approx(fast, rel=1e-9)
 
 
 def test_a_function_without_numbers_is_never_fine_enough():
+    def nothing(r, order):
+        return [np.full((len(r), 1, 1), np.nan)] * (order + 1)
+
     with pytest.raises(ValueError, match="radial exact"):
-        refine({"nan": lambda r, order: [np.full((len(r), 1, 1), np.nan)] * (order + 1)}, 3.0, 2, 1)
+        refine({"nan": Tabulated(nothing)}, 3.0, 2, 1)
 
 
 # ---- harmonics ----

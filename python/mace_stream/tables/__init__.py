@@ -8,6 +8,7 @@ from mace_stream.tables.grid import (
     RadialGrid,
     Refinement,
     TableError,
+    Tabulated,
     hermite_coefficients,
     refine,
 )
@@ -19,6 +20,7 @@ __all__ = [
     "RadialTables",
     "Refinement",
     "TableError",
+    "Tabulated",
     "contraction_terms",
     "harmonic_gradients",
     "harmonic_polynomials",

@@ -33,6 +33,27 @@ PROBES = np.array([0.12, 0.21, 0.28, 0.39, 0.5, 0.63, 0.73, 0.79, 0.93])
 middle, that of the slope at 0.28 and 0.72 (quintic) or 0.21 and 0.79 (cubic)."""
 
 
+@dataclass(frozen=True)
+class Tabulated:
+    """A function of the distance, and what is read of it.
+
+    ``projection`` [width, parts, channels] makes ``parts`` families of each of the function's. As
+    it is linear, polynomials may be projected in place of values, and errors are measured of what
+    comes out. None: the function itself is read.
+    """
+
+    function: RadialFunction
+    projection: np.ndarray | None = None
+
+    def project(self, x: np.ndarray) -> np.ndarray:
+        """Map [n, families, width] to [n, families * parts, channels]."""
+        if self.projection is None:
+            return x
+        width, _, channels = self.projection.shape
+        flat = x.reshape(-1, width) @ self.projection.reshape(width, -1)
+        return flat.reshape(len(x), -1, channels)
+
+
 class TableError(ValueError):
     """A function of the distance has no table that is good or small enough."""
 
@@ -116,7 +137,7 @@ def tabulate(function: RadialFunction, grid: RadialGrid, order: int) -> np.ndarr
 
 
 def refine(
-    functions: Mapping[str, RadialFunction],
+    functions: Mapping[str, Tabulated],
     r_max: float,
     order: int,
     bound: float,
@@ -152,7 +173,7 @@ def refine(
 
 
 def _measure_all(
-    functions: Mapping[str, RadialFunction], grid: RadialGrid, order: int, bound: float
+    functions: Mapping[str, Tabulated], grid: RadialGrid, order: int, bound: float
 ) -> tuple[str, np.ndarray]:
     """Worst errors of all functions, or those of the first that exceeds ``bound``; and its name."""
     worst = np.zeros(2)
@@ -164,19 +185,21 @@ def _measure_all(
     return "", worst
 
 
-def measure(function: RadialFunction, grid: RadialGrid, order: int) -> np.ndarray:
+def measure(item: Tabulated, grid: RadialGrid, order: int) -> np.ndarray:
     """Worst relative error of value and of slope, [2], at places between the knots."""
-    coefficients = tabulate(function, grid, order)
+    coefficients = tabulate(item.function, grid, order)
     slopes = coefficients[:, 1:] * np.arange(1, 2 * order + 2)[:, None, None] * grid.inverse_step
-    largest, error = np.zeros((2, 2, coefficients.shape[2]))
-    for start in range(0, grid.n_knots, INTERVALS):
-        mine = slice(start, min(start + INTERVALS, grid.n_knots))
-        exact = function((grid.knots[mine, None] + PROBES * grid.h).reshape(-1), 1)
-        for k, polynomials in enumerate((coefficients[mine], slopes[mine])):
-            difference = _at_probes(polynomials) - exact[k]
-            largest[k] = np.maximum(largest[k], np.abs(exact[k]).max(axis=(0, 2)))
-            error[k] = np.maximum(error[k], np.abs(difference).max(axis=(0, 2)))
-    return (error / np.where(largest > 0, largest, 1.0)).max(axis=1)
+    worst = np.zeros(2)
+    for k, polynomials in enumerate((coefficients, slopes)):
+        largest = np.abs(item.project(polynomials[:, 0])).max(axis=(0, 2))
+        error = np.zeros_like(largest)
+        for start in range(0, grid.n_knots, INTERVALS):
+            mine = slice(start, min(start + INTERVALS, grid.n_knots))
+            exact = item.function((grid.knots[mine, None] + PROBES * grid.h).reshape(-1), k)[k]
+            difference = item.project(_at_probes(polynomials[mine]) - exact)
+            error = np.maximum(error, np.abs(difference).max(axis=(0, 2)))
+        worst[k] = (error / np.where(largest > 0, largest, 1.0)).max()
+    return worst
 
 
 def _at_probes(polynomials: np.ndarray) -> np.ndarray:

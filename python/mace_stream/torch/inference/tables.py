@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from mace_stream.kernels.inference import Repulsion
-from mace_stream.tables.grid import RadialFunction, TableError, refine, tabulate
+from mace_stream.tables.grid import RadialFunction, TableError, Tabulated, refine, tabulate
 from mace_stream.tables.radial import RadialTables
-from mace_stream.torch.interaction import DensityNorm, Interaction, MeanNorm
+from mace_stream.torch.interaction import DensityNorm, MeanNorm
 from mace_stream.torch.model import MACE
 from mace_stream.torch.radial import (
     EdgeFeatures,
@@ -25,11 +25,14 @@ MAX_BYTES = 8 * 2**30
 """Of all tables in float64: some ten elements in double precision."""
 
 PIECE = 2048
-"""Distances per evaluation, to bound memory: all path weights exist for each, several times."""
+"""Distances per evaluation, to bound memory."""
+
+BATCH = 4
+"""Pairs of elements that are evaluated together, as every evaluation takes its time."""
 
 Network = RadialNetwork | NormalizedNetwork
 OfFeatures = Callable[[EdgeFeatures], Tensor]
-"""From what radial networks read of n edges to [n, families, width]."""
+"""From what radial networks read of n edges to [n, width]."""
 
 
 def build_tables(
@@ -54,11 +57,16 @@ def build_tables(
     if model.dtype != torch.float64:
         raise ValueError(f"radial table: expected a model in float64, got {model.dtype}")
     pairs = [_shared_pair(model, i, j) for i in species for j in species]
-    kinds = dict(_kinds(model))
+    different = list(dict.fromkeys(pairs))
+    batches = [different[k : k + BATCH] for k in range(0, len(different), BATCH)]
+    items = {
+        kind: [Tabulated(_function(model, batch, function), weight) for batch in batches]
+        for kind, function, weight in _kinds(model)
+    }
     functions = {
-        f"{kind} of elements {model.elements[i]} and {model.elements[j]}": _function(model, i, j, f)
-        for i, j in dict.fromkeys(pairs)
-        for kind, f in kinds.items()
+        f"{kind} of elements {_names(model, batch)}": item
+        for kind, of_batches in items.items()
+        for batch, item in zip(batches, of_batches, strict=True)
     }
     order = n_coef // 2 - 1
     fine = refine(functions, model.r_max, order, bound, r_0)
@@ -66,13 +74,13 @@ def build_tables(
 
     def stack(kind: str) -> np.ndarray | None:
         """Tables of one kind, pair after pair, [rows, families, n_coef, width]."""
-        if kind not in kinds:
+        if kind not in items:
             return None
-        tables = {
-            pair: tabulate(_function(model, *pair, kinds[kind]), fine.grid, order)
-            for pair in dict.fromkeys(pairs)
-        }
-        return np.concatenate([tables[pair].transpose(0, 2, 1, 3) for pair in pairs])
+        tables = {}
+        for batch, item in zip(batches, items[kind], strict=True):
+            coefficients = tabulate(item.function, fine.grid, order)
+            tables |= {pair: (item, coefficients[:, :, k]) for k, pair in enumerate(batch)}
+        return np.concatenate([_of_families(*tables[pair]) for pair in pairs])
 
     layers = range(len(model.interactions))
     densities = [stack(f"density {t}") for t in layers]
@@ -85,6 +93,17 @@ def build_tables(
         value_error=fine.value_error,
         slope_error=fine.slope_error,
     )
+
+
+def _of_families(item: Tabulated, coefficients: np.ndarray) -> np.ndarray:
+    """Polynomials of what is read, [n_knots, families, n_coef, width], of one pair's."""
+    n_knots, n_coef, _ = coefficients.shape
+    read = item.project(coefficients)
+    return read.reshape(n_knots, n_coef, -1, read.shape[2]).transpose(0, 2, 1, 3)
+
+
+def _names(model: MACE, pairs: Sequence[tuple[int, int]]) -> str:
+    return ", ".join(f"{model.elements[i]} and {model.elements[j]}" for i, j in pairs)
 
 
 def _check_size(model: MACE, n_polynomials: int) -> None:
@@ -130,26 +149,21 @@ def _shared_pair(model: MACE, i: int, j: int) -> tuple[int, int]:
     return min(i, j), max(i, j)
 
 
-def _kinds(model: MACE) -> Iterator[tuple[str, OfFeatures]]:
-    """Name of every kind of table, and its function of the radial features."""
+def _kinds(model: MACE) -> Iterator[tuple[str, OfFeatures, np.ndarray | None]]:
+    """Name of every kind of table, its function, and in what of it the passes are linear.
+
+    Path weights are the last hidden features times a matrix, the mean norm included.
+    """
     for t, interaction in enumerate(model.interactions):
+        norm, network = interaction.normalize, _twice_differentiable(interaction.radial)
         if t == 0:
-            yield "hidden features", _hidden(interaction.radial)
+            yield "hidden features", network.hidden, None
         else:
-            yield f"path weights {t}", _path_weights(interaction)
-        if isinstance(interaction.normalize, DensityNorm):
-            yield f"density {t}", _density(interaction.normalize)
-
-
-def _hidden(network: Network) -> OfFeatures:
-    network = _twice_differentiable(network)
-    return lambda feats: network.hidden(feats)[:, None]
-
-
-def _path_weights(interaction: Interaction) -> OfFeatures:
-    norm, network = interaction.normalize, _twice_differentiable(interaction.radial)
-    scale = 1 / norm.avg_num_neighbors if isinstance(norm, MeanNorm) else 1.0
-    return lambda feats: scale * network(feats)
+            scale = 1 / norm.avg_num_neighbors if isinstance(norm, MeanNorm) else 1.0
+            weight = scale * network.last_weight.unflatten(1, (network.n_paths, -1))
+            yield f"path weights {t}", network.hidden, weight.cpu().numpy()
+        if isinstance(norm, DensityNorm):
+            yield f"density {t}", _density(norm), None
 
 
 def _twice_differentiable(network: Network) -> Network:
@@ -164,18 +178,20 @@ def _twice_differentiable(network: Network) -> Network:
 
 def _density(norm: DensityNorm) -> OfFeatures:
     """The passes divide by one plus a sum; alpha is folded into the linear layer."""
-    return lambda feats: (norm.beta / norm.alpha) * norm.per_edge(feats)[:, None]
+    return lambda feats: (norm.beta / norm.alpha) * norm.per_edge(feats)
 
 
-def _function(model: MACE, i: int, j: int, of_features: OfFeatures) -> RadialFunction:
-    """Of receivers ``i`` and senders ``j``, with exact derivatives; in pieces."""
+def _function(
+    model: MACE, pairs: Sequence[tuple[int, int]], of_features: OfFeatures
+) -> RadialFunction:
+    """Of pairs of receivers and senders, a family each; with exact derivatives, in pieces."""
     device = model.atomic_energies.device
-    receiver, sender = (torch.tensor([z], device=device) for z in (i, j))
+    receiver, sender = torch.tensor(pairs, device=device).T
 
     def value(length: Tensor) -> Tensor:
-        basis, cutoff = model.radial(length[:, None], sender, receiver)
-        ends = sender.expand(len(length)), receiver.expand(len(length))
-        return of_features(EdgeFeatures(basis, cutoff, *ends))
+        ends = sender.repeat(len(length)), receiver.repeat(len(length))
+        basis, cutoff = model.radial(length.repeat_interleave(len(pairs))[:, None], *ends)
+        return of_features(EdgeFeatures(basis, cutoff, *ends)).unflatten(0, (-1, len(pairs)))
 
     def function(r: np.ndarray, order: int) -> list[np.ndarray]:
         pieces = torch.as_tensor(r, device=device).split(PIECE)
