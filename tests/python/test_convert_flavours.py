@@ -312,7 +312,7 @@ def test_a_model_with_an_accelerated_convolution_converts_without_it(
 
 
 class Linear(torch.nn.Module):
-    """Holds the weights of a linear layer, as cuequivariance_torch.Linear does."""
+    """Holds weights only, as cuequivariance_torch.Linear does."""
 
     def __init__(self, weight):
         super().__init__()
@@ -323,10 +323,10 @@ def test_a_gated_block_with_accelerated_layers_converts_without_them(tmp_path, p
     leave = package(Linear, "cuequivariance_torch")
     model = twin("MH-1")
     expected = expected_of(model, tmp_path)
-    names = ("source_embedding", "target_embedding", "linear_up", "linear_1", "linear_2")
     for block in model.interactions:
-        for name in (*names, "linear_res", "skip_tp"):
-            setattr(block, name, Linear(getattr(block, name).weight))
+        for name, layer in list(block.named_children()):
+            if name.startswith("linear") or name.endswith(("embedding", "skip_tp")):
+                setattr(block, name, Linear(layer.weight))
         block.equivariant_nonlin._layout_is_ir_mul = True
     source = write(model, tmp_path / "accelerated.model")
     leave()
@@ -342,15 +342,14 @@ def test_a_gated_block_with_the_gate_of_e3nn_converts_to_the_same(tmp_path):
     silu, sigmoid = torch.nn.functional.silu, torch.nn.functional.sigmoid
     for block in model.interactions:
         old = block.equivariant_nonlin
-        parts = (old.irreps_scalars, [silu], old.irreps_gates, [sigmoid] * len(old.irreps_gates))
-        block.equivariant_nonlin = Gate(*parts, old.irreps_gated)
-    source = write(model, tmp_path / "older.model")
-    assert_same_tensors(tensors_of(source, tmp_path), expected)
+        gates = (old.irreps_gates, [sigmoid] * len(old.irreps_gates))
+        block.equivariant_nonlin = Gate(old.irreps_scalars, [silu], *gates, old.irreps_gated)
+    actual = tensors_of(write(model, tmp_path / "older.model"), tmp_path)
+    assert_same_tensors(actual, expected)
     after = io.load(tmp_path / "out.mace")[0]
     for old, new in zip(before.layers, after.layers, strict=True):
-        assert new.gate.activation_scale == pytest.approx(old.gate.activation_scale, rel=1e-6)
-        scale = old.gate.gate_activation_scale
-        assert new.gate.gate_activation_scale == pytest.approx(scale, rel=1e-6)
+        for name in ("activation_scale", "gate_activation_scale"):
+            assert getattr(new.gate, name) == pytest.approx(getattr(old.gate, name), rel=1e-6)
 
 
 def test_accelerated_weights_of_another_size_are_refused(tmp_path, monkeypatch):
