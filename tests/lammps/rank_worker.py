@@ -111,7 +111,35 @@ def fail_in(rank: int, file: str) -> object:
     return mock.patch.object(Session, "evaluate", wrong)
 
 
+def spoil_jax(home: bool) -> object:
+    """Rows that came one way are zero, in programs of JAX."""
+    from mace_stream.jax.ranks import RankRows
+
+    right = RankRows._wait
+
+    def forget(self: RankRows, n_in: int, way: bool, rows: object) -> object:
+        return right(self, n_in, way, rows) * np.uint32(way != home)
+
+    return mock.patch.object(RankRows, "_wait", forget)
+
+
+def fail_in_jax(rank: int, home: bool) -> object:
+    """The exchange of one way fails on one rank while a program of JAX runs."""
+    from mace_stream.jax.ranks import RankRows
+
+    right = RankRows._do
+
+    def wrong(self: RankRows, exchange: object) -> None:
+        if MPI.COMM_WORLD.rank == rank and exchange.home == home:
+            self._error = ValueError("planted in the exchange")
+        right(self, exchange)
+
+    return mock.patch.object(RankRows, "_do", wrong)
+
+
 PLANTS = {
+    "spoil_jax": spoil_jax,
+    "fail_in_jax": fail_in_jax,
     "skip_exchange": skip_exchange,
     "skip_sum": skip_sum,
     "fail_on": fail_on,

@@ -31,6 +31,14 @@ pytest.importorskip("mace_stream.jax", exc_type=ImportError)
 STYLE = "backend jax device cpu"
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _quick_compilation():
+    """Tests spend their time in compilation; programs that they start are told, too."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XLA_FLAGS", "--xla_backend_optimization_level=0")
+        yield
+
+
 def carbide() -> Atoms:
     """Two elements in a sheared cell thinner than the cutoff."""
     atoms = triclinic_cell()
@@ -45,7 +53,7 @@ CASES = {
     "charged": ("charged", carbide, {"style": "charge 1"}, {"inputs": {"total_charge": 1.0}}),
     "half": ("binary", carbide, {"style": "neighbors half"}, {}),
 }
-SLOW = ("images", "charged")
+SLOW = ("plain", "images", "charged", "half")
 
 
 @pytest.mark.parametrize(
@@ -92,6 +100,7 @@ def test_edges_come_and_go_without_compilation(model, tmp_path):
     assert "exact: the radial network is evaluated for every edge (backend jax)" in text
 
 
+@pytest.mark.slow
 def test_single_precision_errs_no_more_than_mace_torch(model):
     atoms, twin = carbide(), model("binary")
     truth = mace_torch(twin, atoms).forces
@@ -146,14 +155,52 @@ def far_apart() -> Atoms:
     return Atoms("HO", [[1, 1, 1], [8, 8, 8]], cell=[15, 15, 15], pbc=True)
 
 
+def assert_truth(found: dict, setup: Setup) -> None:
+    """What ranks found is what mace-torch says."""
+    assert "error" not in found, found["error"]
+    truth = mace_torch(setup.model, setup.atoms)
+    assert abs(found["energy"] - truth.energy) < EXACT.energy * len(setup.atoms)
+    assert np.abs(np.ravel(found["c_m_e"]) - truth.node_energy).max() < EXACT.energy
+    assert np.abs(np.array(found["forces"]) - truth.forces).max() < EXACT.force
+
+
 @pytest.mark.mpi
-def test_ranks_give_the_numbers_of_one(model, tmp_path):
+def test_two_ranks_equal_mace_torch(model, tmp_path):
+    setups = {
+        "three_layers": Setup(triclinic_cell(), model("three_layers"), STYLE),
+        "far_apart": Setup(far_apart(), model("plain"), STYLE),
+    }
+    found = run_jobs([Job(name, setup) for name, setup in setups.items()], 2, tmp_path)
+    for name, setup in setups.items():
+        assert_truth(found[name], setup)
+
+
+@pytest.mark.slow
+@pytest.mark.mpi
+def test_four_ranks_equal_one(model, tmp_path):
+    """All numbers; some of the ranks have no atoms."""
     jobs = [
         Job("three_layers", Setup(triclinic_cell(), model("three_layers"), STYLE)),
-        Job("far_apart", Setup(far_apart(), model("plain"), STYLE)),
+        Job("one_atom", Setup(one_atom_cell(), model("ti"), STYLE)),
+        Job("half", Setup(carbide(), model("binary"), f"{STYLE} neighbors half", "off")),
+        Job("gated", Setup(carbide(), model("charged"), f"{STYLE} charge 1")),
     ]
-    one, two = (run_jobs(jobs, n, tmp_path) for n in (1, 2))
-    gaps = {job.name: gap(two[job.name], one[job.name]) for job in jobs}
+    one, four = (run_jobs(jobs, n, tmp_path) for n in (1, 4))
+    gaps = {job.name: gap(four[job.name], one[job.name]) for job in jobs}
     assert max(gaps.values()) < SAME, gaps
-    truth = mace_torch(model("three_layers"), triclinic_cell())
-    assert np.abs(np.array(one["three_layers"]["forces"]) - truth.forces).max() < EXACT.force
+
+
+@pytest.mark.slow
+@pytest.mark.mpi
+def test_planted_mistakes_in_the_exchange_are_seen(model, tmp_path):
+    """Wrong numbers differ from mace-torch; a failure ends all ranks with its message."""
+    setup = Setup(triclinic_cell(), model("three_layers"), STYLE)
+    spoilt = [Job(f"spoilt_{home}", setup, plants=(("spoil_jax", home),)) for home in (0, 1)]
+    failed = [Job(f"failed_{home}", setup, plants=(("fail_in_jax", 1, home),)) for home in (0, 1)]
+    found = run_jobs([*spoilt, *failed, Job("right", setup)], 2, tmp_path)
+    for job in spoilt:
+        with pytest.raises(AssertionError, match="assert"):
+            assert_truth(found[job.name], setup)
+    for job in failed:
+        assert "planted in the exchange (on rank 1 of 2)" in found[job.name]["error"]
+    assert_truth(found["right"], setup)
