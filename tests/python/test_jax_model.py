@@ -1,7 +1,11 @@
 """The JAX model against mace-torch and the torch model: energies, forces, virial, derivatives."""
 
 import copy
+import re
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import jax_model_support as support
 import numpy as np
@@ -21,6 +25,7 @@ from model_support import (
 )
 from test_model_twins import CELLS, EMBEDDINGS, FAMILIES, OPTIONS, planted
 
+from mace_stream import io
 from mace_stream.jax import pad_graph
 from mace_stream.spec import INPUT_DEFAULTS
 
@@ -321,3 +326,40 @@ def test_no_edges_and_no_nodes(density):
     with double_precision():
         found = density.evaluate.function(density.model.parameters, *padded)
     assert not any(np.asarray(leaf).any() for leaf in jax.tree.leaves(found))
+
+
+# ---- the page, and what is imported ----
+
+
+@pytest.mark.slow
+def test_the_example_of_the_page_runs(density, tmp_path, monkeypatch):
+    page = (Path(__file__).resolve().parents[2] / "docs" / "jax.md").read_text("utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    io.save("ti.mace", density.spec, density.tensors)
+    graph = density.graph
+    names = ("edge_vec", "indptr", "sender", "species")
+    given = dict(zip(names, graph.arguments(), strict=True))
+    exec(compile(code, "docs/jax.md", "exec"), given)  # noqa: S102
+    expected = density.evaluate.raw(graph)[1]
+    assert np.abs(np.asarray(given["edge_grad"])).sum() == pytest.approx(np.abs(expected).sum())
+
+
+WITHOUT_JAX = """
+import sys
+sys.modules["jax"] = None
+from mace_stream.bridge import describe_error
+from mace_stream.bridge.session import load_backend
+try:
+    load_backend("jax")
+except ImportError as error:
+    print(describe_error(error))
+"""
+
+
+def test_missing_jax_is_said():
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_JAX], capture_output=True, text=True, check=True, timeout=100
+    )
+    assert done.stdout.startswith("mace_stream.jax needs JAX (")
+    assert "type: pip install 'mace-stream[jax]'" in done.stdout
