@@ -28,6 +28,7 @@ from test_model_twins import CELLS, EMBEDDINGS, FAMILIES, OPTIONS, planted
 from mace_stream import io
 from mace_stream.jax import pad_graph
 from mace_stream.spec import INPUT_DEFAULTS
+from mace_stream.testing import BACKENDS
 
 QUICK_FAMILIES = {"MP-0a large"}
 QUICK_OPTIONS = {"soft_transform", "correlation_4"}
@@ -50,7 +51,7 @@ def compare(source, cells, inputs=None):
         for atoms, graph in zip(cells, graphs, strict=True):
             found = evaluate(graph)
             assert_same(found, truth(source, atoms, index, used))
-            assert_same(found, ours(torch_model, atoms))
+            assert_same(found, ours(torch_model, atoms), BACKENDS)
         assert evaluate.n_traces == 1
 
 
@@ -81,7 +82,8 @@ def test_chebyshev_equals_the_torch_model():
     spec, tensors = spec_and_tensors(small_twin("MP-0b small", channels=2, radial_type="chebyshev"))
     atoms = structures(CELLS[0])
     for evaluate, (graph,) in evaluators(spec, tensors, atoms):
-        assert_same(evaluate(graph), ours(MACE.from_spec(spec, tensors), atoms[0]))
+        torch_model = MACE.from_spec(spec, tensors)
+        assert_same(evaluate(graph), ours(torch_model, atoms[0]), BACKENDS)
 
 
 # ---- one model, looked at from all sides ----

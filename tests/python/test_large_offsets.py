@@ -136,7 +136,9 @@ def test_backward_convolution_of_far_slots_and_ghosts(near):
             near.passes.conv_backward(layer, tile, own.nodes, own.edges, *map(address, arrays))
         assert np.abs(up_bar).max() > 0.1
         assert_equal(run.grad, near.grad)
-        assert_equal(run.gathered(far_up_bar), up_bar)
+        # Threads add to these in any order, which shows in single precision.
+        bound = 1e-12 if up_bar.dtype == np.float64 else 1e-5
+        assert_equal(run.gathered(far_up_bar), up_bar, bound)
 
 
 def test_forces_of_far_slots(near):

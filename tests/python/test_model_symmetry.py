@@ -241,7 +241,7 @@ def test_unsupported_models_are_refused(parts, change, message):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"block": "NL"}, "interaction block: expected one of R, RR, D, DR, got 'NL'"),
+        ({"block": "A"}, "interaction block: expected one of R, RR, D, DR, NL, got 'A'"),
         ({"correlation": 5}, "correlation: expected 1 to 4, got 5"),
         ({"radial_activation": "relu"}, "activation: expected one of"),
         ({"irreps_up": "4x0e+2x1o"}, "one multiplicity"),

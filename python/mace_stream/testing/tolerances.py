@@ -19,3 +19,6 @@ class Tolerance:
 
 EXACT = Tolerance(energy=1e-9, force=1e-8, virial=1e-8)
 """Same formulas, same numbers, both in float64: only rounding is left."""
+
+BACKENDS = Tolerance(energy=1e-10, force=1e-9, virial=1e-9)
+"""torch and JAX with the same convolution kernels, both in float64."""
