@@ -38,7 +38,9 @@ void PairMACEStream::print_start_report()
   mace_stream::Facts facts;
   facts["list"] =
       impl->device_list ? "made on the device" : kinds[static_cast<int>(impl->list_kind)];
-  facts["ghost_cutoff"] = fmt::format("{:.6g}", comm->cutghost[0]);
+  // comm->cutghost is in fractions of the box where that is triclinic
+  const double ghost_cutoff = std::max(comm->cutghostuser, neighbor->cutneighmax);
+  facts["ghost_cutoff"] = fmt::format("{:.6g}", ghost_cutoff);
   facts["skin"] = fmt::format("{:.6g}", neighbor->skin);
   facts["lammps"] = lmp->version;
   facts["units"] = update->unit_style;

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 from ase import Atoms
 from ase.neighborlist import neighbor_list
-from lammps_cells import hcp, mixed_cell
+from lammps_cells import hcp, mixed_cell, triclinic_cell
 from lammps_support import LISTS, Setup, define, opened, prepare, run_program
 
 from mace_stream import __version__
@@ -72,6 +72,14 @@ def test_start_block(model, tmp_path):
     assert entries["units"] == "metal"
     for version in (f"mace-stream {__version__}", "LAMMPS 22 Jul 2025", "torch 2.", "Python 3."):
         assert version in entries["versions"]
+
+
+@pytest.mark.parametrize("cell", [mixed_cell, triclinic_cell])
+@pytest.mark.parametrize(("command", "cutoff"), [((), "5.8"), (("comm_modify cutoff 7",), "7")])
+def test_the_ghost_cutoff_is_in_angstrom(model, tmp_path, cell, command, cutoff):
+    extra = ("neighbor 1.3 bin", *command)
+    entries = start_block(log_of(Setup(cell(), model("plain"), extra=extra), tmp_path))
+    assert entries["skin"] == f"1.3 Å, ghost cutoff {cutoff} Å"
 
 
 @pytest.mark.parametrize(("kind", "newton"), LISTS)
