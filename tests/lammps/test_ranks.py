@@ -79,7 +79,9 @@ def one_rank(jobs, folder):
 
 
 @pytest.mark.parametrize(
-    "n_ranks", [2, 3, 4, pytest.param(8, marks=pytest.mark.slow)], ids="ranks{}".format
+    "n_ranks",
+    [2, 4, *(pytest.param(n, marks=pytest.mark.slow) for n in (3, 8))],
+    ids="ranks{}".format,
 )
 def test_every_number_is_that_of_one_rank(jobs, folder, one_rank, n_ranks):
     found = run_jobs(jobs, n_ranks, folder)
