@@ -51,7 +51,7 @@ def exact_force_constants(phonon: Phonopy) -> np.ndarray:
 
 def displaced_force_constants(phonon: Phonopy, distance: float, style: str) -> np.ndarray:
     """The same from forces at displaced positions, in LAMMPS."""
-    commands = [f"pair_style mace/stream {style}", f"pair_coeff * * {MODEL} Ti"]
+    commands = [f"pair_style mace/stream {style}", f'pair_coeff * * "{MODEL}" Ti']
     calculator = LAMMPSlib(lmpcmds=commands, atom_types={"Ti": 1}, log_file=None)
     phonon.generate_displacements(distance=distance)
     forces = []
