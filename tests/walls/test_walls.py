@@ -42,6 +42,8 @@ LIGHT_ROOMS = {
     "io.py",
     "tensors.py",
     "flavour.py",
+    "embedding.py",
+    "parameters.py",
     "evaluation.py",
     "halo.py",
     "compiled.py",

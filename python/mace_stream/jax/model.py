@@ -12,7 +12,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from mace_stream.couplings import resolve_mode
-from mace_stream.jax.embedding import embedding_energy, input_values, node_embedding
+from mace_stream.embedding import embedding_energy, input_values, node_embedding
 from mace_stream.jax.folding import Parameters, Tree
 from mace_stream.jax.geometry import Graph, lengths_and_harmonics, make_graph
 from mace_stream.jax.interaction import Edges, FirstInteraction, GhostExchange, Interaction
@@ -71,7 +71,7 @@ class MACE:
     def _build(self, tensors: Mapping[str, np.ndarray], head: int) -> Tree:
         spec = self.spec
         params, exact = Parameters(tensors, self.dtype), Parameters(tensors, np.float64)
-        embedding = node_embedding(spec, exact, self.inputs)
+        embedding = node_embedding(spec, tensors, self.inputs)
         self.radial = RadialEmbedding(spec, exact)
         self.pair_repulsion = ZBLRepulsion(spec, exact) if spec.pair_repulsion == "zbl" else None
         self.interactions, self.products = [], []
@@ -91,7 +91,7 @@ class MACE:
             "interactions": [part.parameters for part in self.interactions],
             "products": [part.parameters for part in self.products],
             "readouts": [part.parameters for part in self.readouts],
-            "atomic_energies": energies + embedding_energy(spec, exact, embedding, head),
+            "atomic_energies": energies + embedding_energy(spec, tensors, embedding, head),
         }
 
     @classmethod

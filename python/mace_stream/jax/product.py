@@ -10,7 +10,6 @@ matrix product per block of nodes of one element, and an elementwise sum.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import combinations_with_replacement
 
 import jax
 import jax.numpy as jnp
@@ -18,11 +17,10 @@ import numpy as np
 from jax import Array
 
 from mace_stream.couplings import FeatureLayout
+from mace_stream.couplings.monomials import MAX_CORRELATION, MonomialSplit, by_monomial
 from mace_stream.jax.folding import Parameters, Tree
 from mace_stream.jax.linear import IrrepLinear, SpeciesGroups
 from mace_stream.spec import LayerSpec
-
-MAX_CORRELATION = 4
 
 
 class Product:
@@ -94,7 +92,7 @@ class Contraction:
 
     def _contract(self, message: Array, weight: Array) -> Array:
         """Evaluate the polynomials of one element, ``weight`` [C, dim_out * n_left, n_right]."""
-        left, right = self.split.monomials(message.transpose(1, 2, 0))
+        left, right = _monomials(self.split, message.transpose(1, 2, 0))
         columns = weight @ right.transpose(1, 0, 2)
         columns = columns.reshape(len(columns), self.dim_out, self.split.n_left, -1)
         return jnp.sum(columns * left.transpose(1, 0, 2)[:, None], axis=2).transpose(2, 1, 0)
@@ -118,48 +116,14 @@ class Contraction:
         return whole.reshape(*whole.shape[:2], -1, self.split.n_right).astype(self.dtype)
 
 
-class MonomialSplit:
-    """Monomials of ``dim`` variables up to some degree, every one written as left times right.
-
-    With one as an additional variable, number 0, all monomials up to degree two are products of
-    two variables.
-    """
-
-    def __init__(self, dim: int, correlation: int) -> None:
-        variables = range(dim + 1)
-        pairs = list(combinations_with_replacement(variables, 2))
-        self._pair_index = np.array(pairs).T
-        self.left_degree = 2 if correlation == MAX_CORRELATION else 1
-        self.right_degree = min(2, correlation - 1)
-        by_degree = [[()], [(v,) for v in variables], pairs]
-        self._left_index = {key: k for k, key in enumerate(by_degree[self.left_degree])}
-        self._right_index = {key: k for k, key in enumerate(by_degree[self.right_degree])}
-
-    @property
-    def n_left(self) -> int:
-        """Number of left parts."""
-        return len(self._left_index)
-
-    @property
-    def n_right(self) -> int:
-        """Number of right parts."""
-        return len(self._right_index)
-
-    def place(self, monomial: tuple[int, ...]) -> int:
-        """Index of a sorted monomial, of variables counted from 0, in [n_left, n_right]."""
-        factors = [0] * (self.left_degree + self.right_degree - len(monomial))
-        factors += [variable + 1 for variable in monomial]
-        left, right = factors[self.right_degree :], factors[: self.right_degree]
-        return self._left_index[tuple(left)] * self.n_right + self._right_index[tuple(right)]
-
-    def monomials(self, components: Array) -> tuple[Array, Array]:
-        """Split ``components`` [dim, C, n] into [n_left, C, n] and [n_right, C, n]."""
-        variables = jnp.concatenate([jnp.ones_like(components[:1]), components])
-        powers = [variables[:1], variables, None]
-        if 2 in (self.left_degree, self.right_degree):
-            first, second = self._pair_index
-            powers[2] = variables[first] * variables[second]
-        return powers[self.left_degree], powers[self.right_degree]
+def _monomials(split: MonomialSplit, components: Array) -> tuple[Array, Array]:
+    """Split ``components`` [dim, C, n] into [n_left, C, n] and [n_right, C, n]."""
+    variables = jnp.concatenate([jnp.ones_like(components[:1]), components])
+    powers = [variables[:1], variables, None]
+    if 2 in (split.left_degree, split.right_degree):
+        first, second = split.pair_index
+        powers[2] = variables[first] * variables[second]
+    return powers[split.left_degree], powers[split.right_degree]
 
 
 def _order(
@@ -168,17 +132,4 @@ def _order(
     """Weights [Z, K, C] of one degree, and its couplings gathered by monomial."""
     weights = params.array(f"weight.{nu}")
     indices, values = params.array(f"U.{nu}.indices"), params.array(f"U.{nu}.values")
-    return weights, _by_monomial(indices, values, weights.shape[1], split)
-
-
-def _by_monomial(
-    indices: np.ndarray, values: np.ndarray, n_k: int, split: MonomialSplit
-) -> tuple[np.ndarray, np.ndarray]:
-    """Add up permutations of a monomial: rows of the flattened [m, left, right], and [rows, k]."""
-    factors, inverse = np.unique(np.sort(indices[:, 1:-1], axis=1), axis=0, return_inverse=True)
-    places = np.array([split.place(tuple(row)) for row in factors.tolist()], dtype=np.int64)
-    row_of_value = indices[:, 0] * split.n_left * split.n_right + places[inverse.reshape(-1)]
-    rows, inverse = np.unique(row_of_value, return_inverse=True)
-    couplings = np.zeros((len(rows), n_k))
-    np.add.at(couplings, (inverse.reshape(-1), indices[:, -1]), values)
-    return rows, couplings
+    return weights, by_monomial(indices, values, weights.shape[1], split)

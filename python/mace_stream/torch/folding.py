@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from math import sqrt
+from collections.abc import Callable
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from mace_stream import parameters
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": torch.nn.functional.silu,
@@ -29,50 +30,17 @@ def activation(name: str) -> Callable[[Tensor], Tensor]:
     return ACTIVATIONS[name]
 
 
-class Parameters:
+class Parameters(parameters.Parameters):
     """Tensors under one prefix of a model file, read as float64, cast after folding."""
-
-    def __init__(
-        self, tensors: Mapping[str, np.ndarray], dtype: torch.dtype, prefix: str = ""
-    ) -> None:
-        self.dtype = dtype
-        self.tensors = tensors
-        self.prefix = prefix
-
-    def under(self, prefix: str) -> Parameters:
-        """The tensors whose names start with ``prefix`` and a dot."""
-        return Parameters(self.tensors, self.dtype, f"{self.prefix}{prefix}.")
-
-    def array(self, name: str) -> np.ndarray:
-        """One tensor in float64 (integers as int64).
-
-        Raises:
-            ValueError: The file lacks it.
-        """
-        full_name = self.prefix + name
-        if full_name not in self.tensors:
-            raise ValueError(f"tensor {full_name}: missing; convert the model again")
-        array = np.asarray(self.tensors[full_name])
-        return array.astype(np.int64 if array.dtype.kind in "iu" else np.float64)
 
     def tensor(self, name: str) -> Tensor:
         """One tensor in float64."""
         return torch.from_numpy(np.array(self.array(name)))
 
-    def scalar(self, name: str) -> float:
-        """One number."""
-        return float(self.array(name))
-
     def linear(self, name: str) -> Tensor:
-        """A weight ``[..., fan_in, out]`` or ``[C_in, Z, C_out]`` divided by ``sqrt(fan_in)``."""
-        weight = self.tensor(name)
-        return weight / sqrt(max(1, weight.numel() // weight.shape[-1]))
+        """As NumPy's, a tensor."""
+        return torch.from_numpy(super().linear(name))
 
     def cast(self, tensor: Tensor) -> Tensor:
         """Cast a folded float64 tensor to the model's precision."""
         return tensor.to(self.dtype)
-
-    def names(self) -> list[str]:
-        """Names under the prefix, prefix removed."""
-        start = len(self.prefix)
-        return [name[start:] for name in self.tensors if name.startswith(self.prefix)]

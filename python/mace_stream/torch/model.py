@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from mace_stream.embedding import embedding_energy, input_values, node_embedding
 from mace_stream.spec import ModelSpec
 from mace_stream.torch.conv import resolve_mode
-from mace_stream.torch.embedding import embedding_energy, input_values, node_embedding
 from mace_stream.torch.folding import Parameters
 from mace_stream.torch.geometry import Graph, lengths_and_harmonics, make_graph
 from mace_stream.torch.interaction import Edges, FirstInteraction, Interaction
@@ -60,13 +60,12 @@ class MACE(nn.Module):
         params = Parameters(tensors, dtype)
         index = spec.heads.index(self.head)
         self.inputs = input_values(spec, inputs)
-        exact = Parameters(tensors, torch.float64)
-        embedding = node_embedding(spec, exact, self.inputs)
-        self._build_layers(params, embedding)
+        embedding = node_embedding(spec, tensors, self.inputs)
+        self._build_layers(params, torch.from_numpy(embedding))
         self.readouts = nn.ModuleList(Readout(spec, r, index, params) for r in spec.readouts)
-        energies = params.tensor("atomic_energies")[index]
-        energies = energies + embedding_energy(spec, exact, embedding, index)
-        self.register_buffer("atomic_energies", energies)
+        energies = params.array("atomic_energies")[index]
+        energies = energies + embedding_energy(spec, tensors, embedding, index)
+        self.register_buffer("atomic_energies", torch.from_numpy(energies))
         self.shift = float(params.array("shift")[index])
         self.scale = float(params.array("scale")[index])
         self.to(device)

@@ -9,18 +9,15 @@ one batched matrix product per element and an elementwise sum.
 
 from __future__ import annotations
 
-from itertools import combinations_with_replacement
-
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from mace_stream.couplings import FeatureLayout, Irrep
+from mace_stream.couplings.monomials import MAX_CORRELATION, MonomialSplit, by_monomial
 from mace_stream.spec import LayerSpec
 from mace_stream.torch.folding import Parameters
 from mace_stream.torch.linear import IrrepLinear, SpeciesGroups
-
-MAX_CORRELATION = 4
 
 NODES_PER_PIECE = 64
 """On a CPU, monomials exist for this many nodes at a time."""
@@ -58,6 +55,7 @@ class Contraction(nn.Module):
         self.channels = layout_out.channels
         self.dim_out = layout_out.dim
         self.split = MonomialSplit(layout_in.dim, layer.correlation)
+        self._pair_index = torch.from_numpy(self.split.pair_index)
         self._tables = [
             _OutputTable(irrep, self.split, layer, params) for irrep in layout_out.irreps
         ]
@@ -78,7 +76,7 @@ class Contraction(nn.Module):
 
     def _contract(self, message: Tensor, weight: Tensor) -> Tensor:
         """Evaluate the polynomials of one element, ``weight`` [C, dim_out * n_left, n_right]."""
-        left, right = self.split.monomials(message.permute(1, 2, 0))
+        left, right = _monomials(self.split, self._pair_index, message.permute(1, 2, 0))
         columns = (weight @ right.transpose(0, 1)).unflatten(1, (self.dim_out, -1))
         return (columns * left.transpose(0, 1)[:, None]).sum(2).permute(2, 1, 0)
 
@@ -102,48 +100,16 @@ def _pieces(groups: SpeciesGroups, device: torch.device) -> list[tuple[int, int]
     return pieces
 
 
-class MonomialSplit:
-    """Monomials of ``dim`` variables up to some degree, every one written as left times right.
-
-    With one as an additional variable, number 0, all monomials up to degree two are products of
-    two variables.
-    """
-
-    def __init__(self, dim: int, correlation: int) -> None:
-        variables = range(dim + 1)
-        pairs = list(combinations_with_replacement(variables, 2))
-        self._pair_index = torch.tensor(pairs).T
-        self.left_degree = 2 if correlation == MAX_CORRELATION else 1
-        self.right_degree = min(2, correlation - 1)
-        by_degree = [[()], [(v,) for v in variables], pairs]
-        self._left_index = {key: k for k, key in enumerate(by_degree[self.left_degree])}
-        self._right_index = {key: k for k, key in enumerate(by_degree[self.right_degree])}
-
-    @property
-    def n_left(self) -> int:
-        """Number of left parts."""
-        return len(self._left_index)
-
-    @property
-    def n_right(self) -> int:
-        """Number of right parts."""
-        return len(self._right_index)
-
-    def place(self, monomial: tuple[int, ...]) -> int:
-        """Index of a sorted monomial, of variables counted from 0, in [n_left, n_right]."""
-        factors = [0] * (self.left_degree + self.right_degree - len(monomial))
-        factors += [variable + 1 for variable in monomial]
-        left, right = factors[self.right_degree :], factors[: self.right_degree]
-        return self._left_index[tuple(left)] * self.n_right + self._right_index[tuple(right)]
-
-    def monomials(self, components: Tensor) -> tuple[Tensor, Tensor]:
-        """Split ``components`` [dim, C, n] into [n_left, C, n] and [n_right, C, n]."""
-        variables = torch.cat([torch.ones_like(components[:1]), components])
-        powers = [variables[:1], variables, None]
-        if 2 in (self.left_degree, self.right_degree):
-            first, second = self._pair_index.to(components.device)
-            powers[2] = variables.index_select(0, first) * variables.index_select(0, second)
-        return powers[self.left_degree], powers[self.right_degree]
+def _monomials(
+    split: MonomialSplit, pair_index: Tensor, components: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Split ``components`` [dim, C, n] into [n_left, C, n] and [n_right, C, n]."""
+    variables = torch.cat([torch.ones_like(components[:1]), components])
+    powers = [variables[:1], variables, None]
+    if 2 in (split.left_degree, split.right_degree):
+        first, second = pair_index.to(components.device)
+        powers[2] = variables.index_select(0, first) * variables.index_select(0, second)
+    return powers[split.left_degree], powers[split.right_degree]
 
 
 class _OutputTable:
@@ -159,7 +125,7 @@ class _OutputTable:
         for nu in range(1, layer.correlation + 1):
             weights = params.array(f"weight.{nu}")
             indices, values = params.array(f"U.{nu}.indices"), params.array(f"U.{nu}.values")
-            rows, couplings = _by_monomial(indices, values, weights.shape[1], split)
+            rows, couplings = by_monomial(indices, values, weights.shape[1], split)
             self.orders.append((rows, couplings, weights))
 
     def fold(self, species: int) -> np.ndarray:
@@ -168,16 +134,3 @@ class _OutputTable:
         for rows, couplings, weights in self.orders:
             coefficients[rows] += couplings @ weights[species if len(weights) > 1 else 0]
         return coefficients
-
-
-def _by_monomial(
-    indices: np.ndarray, values: np.ndarray, n_k: int, split: MonomialSplit
-) -> tuple[np.ndarray, np.ndarray]:
-    """Add up permutations of a monomial: rows of the flattened [m, left, right], and [rows, k]."""
-    factors, inverse = np.unique(np.sort(indices[:, 1:-1], axis=1), axis=0, return_inverse=True)
-    places = np.array([split.place(tuple(row)) for row in factors.tolist()], dtype=np.int64)
-    row_of_value = indices[:, 0] * split.n_left * split.n_right + places[inverse.reshape(-1)]
-    rows, inverse = np.unique(row_of_value, return_inverse=True)
-    couplings = np.zeros((len(rows), n_k))
-    np.add.at(couplings, (inverse.reshape(-1), indices[:, -1]), values)
-    return rows, couplings

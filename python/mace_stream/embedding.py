@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import sqrt
 
-import torch
-from torch import Tensor
+import numpy as np
 
+from mace_stream.parameters import Parameters
 from mace_stream.spec import INPUT_DEFAULTS, InputSpec, ModelSpec
-from mace_stream.torch.folding import Parameters
 
 
 def input_values(spec: ModelSpec, given: Mapping[str, float] | None) -> dict[str, float]:
@@ -26,31 +25,40 @@ def input_values(spec: ModelSpec, given: Mapping[str, float] | None) -> dict[str
     return {name: float({**INPUT_DEFAULTS, **(given or {})}[name]) for name in names}
 
 
-def node_embedding(spec: ModelSpec, params: Parameters, values: Mapping[str, float]) -> Tensor:
+def node_embedding(
+    spec: ModelSpec, tensors: Mapping[str, np.ndarray], values: Mapping[str, float]
+) -> np.ndarray:
     """Return features of every element before the first layer, [Z, C] float64."""
-    table = params.tensor("node_embedding.weight") / sqrt(len(spec.elements))
+    params = Parameters(tensors, np.float64)
+    table = params.array("node_embedding.weight") / sqrt(len(spec.elements))
     if not spec.inputs:
         return table
     rows = [_embed(item, values[item.name], params) for item in spec.inputs]
-    return table + torch.nn.functional.silu(torch.cat(rows) @ params.tensor("embedding.project"))
+    return table + _silu(np.concatenate(rows) @ params.array("embedding.project"))
 
 
-def embedding_energy(spec: ModelSpec, params: Parameters, embedding: Tensor, head: int) -> Tensor:
+def embedding_energy(
+    spec: ModelSpec, tensors: Mapping[str, np.ndarray], embedding: np.ndarray, head: int
+) -> np.ndarray:
     """Return what is read out of the embedding itself, eV per element, [Z] float64."""
     if not spec.embedding_readout:
-        return torch.zeros(len(embedding), dtype=torch.float64)
-    return embedding @ params.linear("embedding.readout")[:, head]
+        return np.zeros(len(embedding))
+    return embedding @ Parameters(tensors, np.float64).linear("embedding.readout")[:, head]
 
 
-def _embed(item: InputSpec, value: float, params: Parameters) -> Tensor:
+def _silu(x: np.ndarray) -> np.ndarray:
+    return x / (1 + np.exp(-x))
+
+
+def _embed(item: InputSpec, value: float, params: Parameters) -> np.ndarray:
     params = params.under(f"embedding.{item.name}")
     if item.kind == "categorical":
-        return params.tensor("table")[_row(item, value)]
-    hidden = value * params.tensor("0")[0]
+        return params.array("table")[_row(item, value)]
+    hidden = value * params.array("0")[0]
     if item.has_bias:
-        hidden = hidden + params.tensor("0.bias")
-    out = torch.nn.functional.silu(hidden) @ params.tensor("1")
-    return out + params.tensor("1.bias") if item.has_bias else out
+        hidden = hidden + params.array("0.bias")
+    out = _silu(hidden) @ params.array("1")
+    return out + params.array("1.bias") if item.has_bias else out
 
 
 def _row(item: InputSpec, value: float) -> int:
