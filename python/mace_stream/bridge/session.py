@@ -16,9 +16,10 @@ from mace_stream.bridge.launch import Launch
 from mace_stream.bridge.linking import own_symbols_first
 from mace_stream.bridge.options import INPUTS, given_inputs
 from mace_stream.bridge.verify import nodes_of_atoms, verify
+from mace_stream.embedding import input_values
 from mace_stream.evaluation import Evaluation, TooCloseError, check_array, check_finite
 from mace_stream.halo import Halo
-from mace_stream.spec import INPUT_DEFAULTS, ModelSpec
+from mace_stream.spec import ModelSpec
 
 
 class Session:
@@ -272,13 +273,13 @@ def choose_inputs(spec: ModelSpec, options: Mapping[str, str]) -> dict[str, floa
     Raises:
         ValueError: A keyword gives an input that the model does not take.
     """
-    given, taken = given_inputs(options), [item.name for item in spec.inputs]
+    given, taken = given_inputs(options), {item.name for item in spec.inputs}
     for name in given:
         if name not in taken:
             raise ValueError(
                 f"keyword {INPUTS[name]}: the model takes no {name}; leave the keyword out"
             )
-    return {name: given.get(name, INPUT_DEFAULTS[name]) for name in taken}
+    return input_values(spec, given)
 
 
 def choose_head(spec: ModelSpec, name: str) -> str:

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from mace_stream import io
+from mace_stream.embedding import input_values
 from mace_stream.reference import directional_derivative, node_energy
-from mace_stream.spec import INPUT_DEFAULTS
 from mace_stream.validation.frames import Frame, Result
 
 
@@ -84,7 +84,7 @@ class OracleReference:
         def slope(direction: np.ndarray) -> float:
             return directional_derivative(*model, direction, self.head, inputs)
 
-        inputs = {item.name: INPUT_DEFAULTS[item.name] for item in self.spec.inputs}
+        inputs = input_values(self.spec, None)
         node = node_energy(*model, self.head, inputs)
         atoms = np.unique(np.linspace(0, len(node) - 1, self.force_atoms).astype(int))
         moves = [(receiver == i).astype(float) - (sender == i) for i in atoms]
