@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from mace_stream.torch.folding import ACTIVATIONS
 from mace_stream.torch.inference.blocks import Block
 from mace_stream.torch.inference.gate import FoldedGate, Function
 from mace_stream.torch.interaction import DensityNorm, FirstInteraction, Interaction
@@ -272,8 +273,9 @@ def _slope_of(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor
         torch.tanh: lambda x: 1 - torch.tanh(x).square(),
         torch.sigmoid: lambda x: torch.sigmoid(x) * torch.sigmoid(-x),
         torch.abs: torch.sign,
+        ACTIVATIONS["none"]: torch.ones_like,
     }
-    return slopes.get(function, torch.ones_like)
+    return slopes[function]
 
 
 def _silu_slope(x: Tensor) -> Tensor:
