@@ -28,9 +28,15 @@ def input_values(spec: ModelSpec, given: Mapping[str, float] | None) -> dict[str
 def node_embedding(
     spec: ModelSpec, tensors: Mapping[str, np.ndarray], values: Mapping[str, float]
 ) -> np.ndarray:
-    """Return features of every element before the first layer, [Z, C] float64."""
+    """Return features of every element before the first layer, [Z, C] float64.
+
+    Where the table is a framework's own array, to be differentiated by, so is the result.
+    """
     params = Parameters(tensors, np.float64)
-    table = params.array("node_embedding.weight") / sqrt(len(spec.elements))
+    name = "node_embedding.weight"
+    given = tensors.get(name)
+    table = params.array(name) if given is None or isinstance(given, np.ndarray) else given
+    table = table / sqrt(len(spec.elements))
     if not spec.inputs:
         return table
     rows = [_embed(item, values[item.name], params) for item in spec.inputs]

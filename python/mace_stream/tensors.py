@@ -21,6 +21,11 @@ _ALWAYS_FLOAT64 = re.compile(
     r"|layers\.\d+\.(avg_num_neighbors|w3j\..*)"
 )
 
+_CONSTANT = re.compile(
+    r"atomic_energies|scale|shift|(radial|zbl)\..*"
+    r"|layers\.\d+\.(avg_num_neighbors|w3j\..*|product\..*\.U\..*)"
+)
+
 INDEX_DTYPE = "int16"
 
 
@@ -78,6 +83,24 @@ def tensor_rules(spec: ModelSpec) -> dict[str, TensorRule]:
     return {
         name: TensorRule(shape, stored_dtype(name, spec.dtype)) for name, shape in shapes.items()
     }
+
+
+def trainable_names(spec: ModelSpec) -> tuple[str, ...]:
+    """Tensors by which training changes a model, those of mace-torch's optimiser.
+
+    All but isolated-atom energies, scale and shift, couplings, and the constants of radial basis,
+    cutoff and repulsion. A model that is built with a framework's own arrays in their place can be
+    differentiated by them.
+
+    Raises:
+        ValueError: A block or an input of the model is not ready for training.
+    """
+    if spec.inputs or any(layer.block == "NL" for layer in spec.layers):
+        raise ValueError(
+            "training: expected a model of blocks R, RR, D and DR without inputs such as a charge;"
+            " train this one with mace-torch, and convert the result"
+        )
+    return tuple(name for name in tensor_rules(spec) if not _CONSTANT.fullmatch(name))
 
 
 def stored_dtype(name: str, dtype: str) -> str:

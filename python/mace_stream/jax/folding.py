@@ -36,8 +36,17 @@ def activation(name: str) -> Callable[[Array], Array]:
 
 
 class Parameters(parameters.Parameters):
-    """Tensors under one prefix of a model file, read as float64, cast after folding."""
+    """Tensors under one prefix of a model file, read as float64, cast after folding.
 
-    def cast(self, array: np.ndarray) -> np.ndarray:
+    Where one is an array of JAX, what is folded from it can be differentiated by it.
+    """
+
+    def array(self, name: str) -> np.ndarray | Array:
+        """As NumPy's."""
+        given = self.tensors.get(self.prefix + name)
+        return given.astype(jnp.float64) if isinstance(given, Array) else super().array(name)
+
+    def cast(self, array: np.ndarray | Array) -> np.ndarray | Array:
         """Cast a folded float64 array to the model's precision."""
-        return np.asarray(array).astype(np.dtype(self.dtype))
+        kept = array if isinstance(array, jax.core.Tracer) else np.asarray(array)
+        return kept.astype(np.dtype(self.dtype))

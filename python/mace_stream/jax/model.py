@@ -110,7 +110,9 @@ class MACE:
 
         Args:
             spec: The architecture.
-            tensors: The numbers, named and shaped as in :mod:`mace_stream.spec`.
+            tensors: The numbers, named and shaped as in :mod:`mace_stream.spec`. Within a function
+                that JAX differentiates or compiles, its own arguments may stand among them: those
+                that :func:`mace_stream.tensors.trainable_names` lists.
             head: Which head; may be left out where there is one.
             dtype: ``float64`` or ``float32``: precision of everything but the sums of energies.
             elements: Atomic numbers that may occur; all of the model if left out. Memory and the

@@ -72,7 +72,7 @@ class Contraction:
         self.dims = {str(irrep): irrep.dim for irrep in layout_out.irreps}
         self.parameters: Tree = {}
         self._couplings: dict[str, tuple[np.ndarray, np.ndarray]] = {}
-        species = [0] if layer.agnostic_product else list(kept)
+        species = np.array([0] if layer.agnostic_product else kept)
         for irrep in self.dims:
             for nu in range(1, layer.correlation + 1):
                 weights, found = _order(params.under(irrep), nu, self.split)

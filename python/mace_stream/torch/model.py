@@ -61,7 +61,7 @@ class MACE(nn.Module):
         index = spec.heads.index(self.head)
         self.inputs = input_values(spec, inputs)
         embedding = node_embedding(spec, tensors, self.inputs)
-        self._build_layers(params, torch.from_numpy(embedding))
+        self._build_layers(params, torch.as_tensor(embedding))
         self.readouts = nn.ModuleList(Readout(spec, r, index, params) for r in spec.readouts)
         energies = params.array("atomic_energies")[index]
         energies = energies + embedding_energy(spec, tensors, embedding, index)
@@ -101,7 +101,9 @@ class MACE(nn.Module):
 
         Args:
             spec: The architecture.
-            tensors: The numbers, named and shaped as in :mod:`mace_stream.spec`.
+            tensors: The numbers, named and shaped as in :mod:`mace_stream.spec`. Tensors of torch
+                on a CPU may stand among the arrays: energies can be differentiated by those that
+                :func:`mace_stream.tensors.trainable_names` lists.
             head: Which head; may be left out where there is one.
             dtype: Precision of everything but the sums of energies.
             device: Where the model lives.

@@ -9,7 +9,6 @@ one batched matrix product per element and an elementwise sum.
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -84,8 +83,7 @@ class Contraction(nn.Module):
         """Coefficients of one element, [C, dim_out * n_left, n_right]; kept after the first use."""
         if species not in self._folded:
             tables = [table.fold(species) for table in self._tables]
-            weight = torch.from_numpy(np.concatenate(tables).reshape(-1, self.channels))
-            weight = weight.T.contiguous().unflatten(1, (-1, self.split.n_right))
+            weight = torch.cat(tables).T.contiguous().unflatten(1, (-1, self.split.n_right))
             self._folded[species] = weight.to(device, self._dtype)
         return self._folded[species]
 
@@ -123,14 +121,16 @@ class _OutputTable:
         self.channels = FeatureLayout.parse(layer.irreps_out).channels
         self.orders = []
         for nu in range(1, layer.correlation + 1):
-            weights = params.array(f"weight.{nu}")
+            weights = params.tensor(f"weight.{nu}")
             indices, values = params.array(f"U.{nu}.indices"), params.array(f"U.{nu}.values")
             rows, couplings = by_monomial(indices, values, weights.shape[1], split)
-            self.orders.append((rows, couplings, weights))
+            tables = torch.from_numpy(rows), torch.from_numpy(couplings)
+            self.orders.append((*tables, weights))
 
-    def fold(self, species: int) -> np.ndarray:
+    def fold(self, species: int) -> Tensor:
         """Coefficients [dim * n_left * n_right, C] of one element."""
-        coefficients = np.zeros((self.size, self.channels))
+        coefficients = torch.zeros(self.size, self.channels, dtype=torch.float64)
         for rows, couplings, weights in self.orders:
-            coefficients[rows] += couplings @ weights[species if len(weights) > 1 else 0]
+            mine = weights[species if len(weights) > 1 else 0]
+            coefficients = coefficients.index_add(0, rows, couplings @ mine)
         return coefficients
