@@ -94,11 +94,12 @@ void ConvCuda::backward(ms_place place, const ms_graph& graph, ConvArrays inputs
   const auto stream = static_cast<CUstream>(place.stream);
   KernelGraph rows = by_receiver(graph);
   const bool nodes_here = gradients.node_feats && !graph.sender_indptr;
-  const Variant& variant = need(place.device, {MS_BACKWARD, !graph.indptr, nodes_here});
-  const std::int64_t n_tiles = ceil_div(graph.channels, WARP * variant.groups.front().width);
-
   if (gradients.node_feats)
     clear(stream, gradients.node_feats, graph.n_nodes, dims_.dim_in, graph.channels);
+  if (graph.n_edges == 0) return;
+
+  const Variant& variant = need(place.device, {MS_BACKWARD, !graph.indptr, nodes_here});
+  const std::int64_t n_tiles = ceil_div(graph.channels, WARP * variant.groups.front().width);
   void* attrs = n_tiles > 1 ? gradients.attrs_scratch : gradients.edge_attrs;
   void* arguments[] = {
       &rows, &inputs, &message_bar, &gradients.node_feats, &attrs, &gradients.path_weights};
@@ -115,12 +116,13 @@ void ConvCuda::double_backward(ms_place place, const ms_graph& graph, ConvArrays
   const auto stream = static_cast<CUstream>(place.stream);
   KernelGraph rows = by_receiver(graph);
   const bool any_order = !graph.indptr, nodes_here = !graph.sender_indptr;
+  clear(stream, gradients.node_feats, graph.n_nodes, dims_.dim_in, graph.channels);
+  if (message_bar_grad && (any_order || graph.n_edges == 0))
+    clear(stream, message_bar_grad, graph.n_receivers, dims_.dim_out, graph.channels);
+  if (graph.n_edges == 0) return;
+
   const Variant& variant = need(place.device, {MS_DOUBLE_BACKWARD, any_order, nodes_here});
   const std::int64_t n_tiles = ceil_div(graph.channels, WARP * variant.groups.front().width);
-
-  clear(stream, gradients.node_feats, graph.n_nodes, dims_.dim_in, graph.channels);
-  if (any_order && message_bar_grad)
-    clear(stream, message_bar_grad, graph.n_receivers, dims_.dim_out, graph.channels);
   void* attrs = n_tiles > 1 ? gradients.attrs_scratch : gradients.edge_attrs;
   void* arguments[] = {&rows,
                        &inputs,
@@ -156,6 +158,9 @@ void ConvCuda::launch_groups(const Variant& variant, CUstream stream, std::int64
                              std::int64_t channels, void** arguments) const {
   const CudaDriver& driver = CudaDriver::get();
   for (const Kernel& kernel : variant.groups) {
+    if (channels % kernel.width)
+      throw std::runtime_error("this pass was compiled for another number of channels than " +
+                               std::to_string(channels));
     const std::int64_t warps = n_rows * ceil_div(channels, WARP * kernel.width);
     const std::int64_t blocks = ceil_div(warps * WARP, kernel.threads);
     if (blocks == 0) continue;
