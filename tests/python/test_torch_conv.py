@@ -344,8 +344,14 @@ def test_the_comparisons_reject(spoil):
 def test_the_yardstick_rejects_a_small_error():
     given = problem(model_plan(0, 32), (40, 55), dtype=torch.float32)
     plain, exact = given.plain(), given.to(torch.float64).plain()
-    with pytest.raises(AssertionError, match="kernel error"):
+    with pytest.raises(AssertionError, match="RMS error"):
         assert_within_yardstick(given.conv() * (1 + 1e-5), plain, exact)
+
+    exact = torch.linspace(0, 1, 100_001, dtype=torch.float64)
+    one = exact.float()
+    one[77] += 1e-5
+    with pytest.raises(AssertionError, match="largest error"):
+        assert_within_yardstick(one, exact.float(), exact)
 
 
 def test_rows_of_the_support_are_those_of_its_edges():
