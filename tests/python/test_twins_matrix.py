@@ -34,7 +34,11 @@ COLUMNS = (
 SPLINE_FORCE = 1e-7
 """eV/Å in double precision with tables of the radial functions."""
 SINGLE_ENERGY = 5e-6
-"""Total energy in single precision, eV/atom, or mace-torch's own error where that is larger."""
+"""Energies of atoms in single precision, RMS error in eV, or twice mace-torch's where that is more.
+
+The error of the total, which the table shows, is a mean of errors of both signs: of 36 atoms it
+comes out smaller or larger by chance, in mace-torch by a factor of two from one machine to another.
+"""
 DEVICES = [
     "cpu",
     pytest.param(
@@ -59,8 +63,8 @@ def source(arch):
     with_messages_of_one(model, atoms, used)
     exact = truth(model, atoms, 0, used)
     single = truth(copy.deepcopy(model).float(), atoms, 0, used)
-    energy = per_atom(single.node_energy - exact.node_energy)
-    return spec_and_tensors(model), atoms, exact, (energy, rms(single.forces - exact.forces))
+    errors = single.node_energy - exact.node_energy, single.forces - exact.forces
+    return spec_and_tensors(model), atoms, exact, tuple(map(rms, errors))
 
 
 def with_messages_of_one(model, atoms, used):
@@ -74,11 +78,6 @@ def with_messages_of_one(model, atoms, used):
         last.weight.data /= rms(found[-1].detach())
         hook.remove()
     return model
-
-
-def per_atom(differences):
-    """Error of the total energy per atom."""
-    return float(abs(differences.mean()))
 
 
 def rms(x):
@@ -142,7 +141,7 @@ def test_every_architecture_by_every_path(arch, radial, precision, device, table
     (spec, tensors), atoms, exact, yardstick = source(arch)
     words = ["radial", radial, "precision", precision, "device", device]
     energies, forces, seconds = evaluate(spec, tensors, atoms, words)
-    energy = per_atom(energies - exact.node_energy)
+    energy = abs(float((energies - exact.node_energy).mean()))
     difference = np.zeros_like(exact.forces)
     difference[:] = forces[: len(atoms)] - exact.forces
     force, error = float(np.abs(difference).max()), rms(difference)
@@ -150,13 +149,14 @@ def test_every_architecture_by_every_path(arch, radial, precision, device, table
         within = np.abs(energies - exact.node_energy).max() <= EXACT.energy
         within &= force <= (EXACT.force if radial == "exact" else SPLINE_FORCE)
     else:
-        within = energy <= max(SINGLE_ENERGY, yardstick[0]) and error <= yardstick[1]
+        atoms_error = rms(energies - exact.node_energy)
+        within = atoms_error <= max(SINGLE_ENERGY, 2 * yardstick[0]) and error <= yardstick[1]
     values = (arch, device_name(device), precision, radial)
     numbers = (f"{energy:.1e}", f"{force:.1e}", f"{error:.1e}", f"{1e6 * seconds / len(atoms):.1f}")
     status = "ok" if within else "wrong"
     row = dict(zip(COLUMNS, (*values, *numbers, status, datetime.date.today()), strict=True))
     table[key(row)] = row
-    assert within, f"{row}; mace-torch's own errors in float32 (dE per atom, RMS dF): {yardstick}"
+    assert within, f"{row}; RMS errors of mace-torch in float32 (dE, dF): {yardstick}"
 
 
 def device_name(device):
