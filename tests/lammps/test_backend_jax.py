@@ -28,7 +28,13 @@ from mace_stream.testing import EXACT
 
 pytest.importorskip("mace_stream.jax", exc_type=ImportError)
 
+from mace_stream.jax.inference import model as inference_model
+from mace_stream.tables import building
+
 STYLE = "backend jax device cpu"
+EXACT_STYLE = f"{STYLE} radial exact"
+ENERGY, FORCE = 1e-9, 1e-7
+"""eV/atom and eV/Å of the fast path in double precision."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -56,20 +62,52 @@ CASES = {
 SLOW = ("plain", "images", "charged", "half")
 
 
+def marked(path, case):
+    is_slow = case in SLOW if path == "exact" else case in ("gated", "charged", "images")
+    return pytest.param(path, case, marks=pytest.mark.slow if is_slow else ())
+
+
 @pytest.mark.parametrize(
-    "case", [pytest.param(c, marks=pytest.mark.slow if c in SLOW else ()) for c in CASES]
+    ("path", "case"), [marked(path, case) for path in ("exact", "spline") for case in CASES]
 )
-def test_equals_mace_torch(model, case):
+def test_equals_mace_torch(model, path, case):
     name, cell, setup, chosen = CASES[case]
     atoms, twin = cell(), model(name)
-    setup = Setup(atoms, twin, **{**setup, "style": f"{STYLE} {setup.get('style', '')}"})
+    style = f"{STYLE} radial {path} {setup.get('style', '')}"
     inputs = chosen.get("inputs") and {"total_spin": 1.0, **chosen["inputs"]}
     truth = mace_torch(twin, atoms, chosen.get("head", 0), inputs=inputs)
-    found = evaluate(setup)
-    assert np.abs(found.node_energy - truth.node_energy).max() < EXACT.energy
-    assert np.abs(found.forces - truth.forces).max() < EXACT.force
-    assert found.gap(truth) < EXACT.force * len(atoms)
+    found = evaluate(Setup(atoms, twin, **{**setup, "style": style}))
+    energy, force = (EXACT.energy, EXACT.force) if path == "exact" else (ENERGY, FORCE)
+    assert np.abs(found.node_energy - truth.node_energy).max() < energy
+    assert np.abs(found.forces - truth.forces).max() < force
+    assert found.gap(truth) < force * len(atoms)
     assert np.abs(truth.forces).max() > 1e-3 or case == "images"
+
+
+def test_wrong_tables_are_seen(model, monkeypatch):
+    """Forces of a table that is off by one part in a million differ from mace-torch's."""
+    right = building.build_tables
+
+    def spoilt(*arguments):
+        tables = right(*arguments)
+        return replace(tables, hidden=tables.hidden * (1 + 1e-6))
+
+    monkeypatch.setattr(inference_model, "build_tables", spoilt)
+    atoms, twin = mixed_cell(), model("plain")
+    found = evaluate(Setup(atoms, twin, f"{STYLE} radial spline"))
+    assert np.abs(found.forces - mace_torch(twin, atoms).forces).max() > FORCE
+
+
+def test_verify_compares_with_the_exact_path(model, tmp_path):
+    log = tmp_path / "log"
+    with opened(log) as lmp:
+        prepare(lmp, Setup(mixed_cell(), model("zbl"), f"{STYLE} verify yes"))
+        lmp.command("run 0")
+    found = re.findall(r"verify +as given: (\S+) eV/atom, forces (\S+) ", log.read_text())
+    assert len(found) == 1
+    energy, force = map(float, found[0])
+    assert energy < ENERGY
+    assert 0 < force < FORCE
 
 
 def test_edges_come_and_go_without_compilation(model, tmp_path):
@@ -97,7 +135,24 @@ def test_edges_come_and_go_without_compilation(model, tmp_path):
     rebuilds = re.findall(r"evaluations, (\d+) new lists", text)
     assert int(rebuilds[0]) >= 3, rebuilds
     assert re.search(r"jax \d+\.\d+.*, Python 3", text)
-    assert "exact: the radial network is evaluated for every edge (backend jax)" in text
+    assert "spline: radial tables: quintic" in text
+    assert "program        one for a step, compiled by XLA; again when arrays grow" in text
+
+
+@pytest.mark.parametrize(
+    ("style", "reason"),
+    [
+        ("radial exact", "asked for"),
+        ("conv standard", "conv standard is asked for"),
+    ],
+)
+def test_the_exact_path_says_why(model, tmp_path, style, reason):
+    log = tmp_path / "log"
+    with opened(log) as lmp:
+        prepare(lmp, Setup(mixed_cell(), model("plain"), f"{STYLE} {style}"))
+        lmp.command("run 0")
+    told = f"exact: the radial network is evaluated for every edge ({reason})"
+    assert told in log.read_text()
 
 
 @pytest.mark.slow
@@ -133,8 +188,6 @@ def test_only_the_backend_is_imported(model, backend, tmp_path):
 
 
 REFUSED = {
-    "radial spline": "radial spline does not go with backend jax, which has no radial tables",
-    "verify yes": "verify yes compares the fast path with the exact one, and backend jax has the",
     "deterministic yes conv standard": "deterministic yes does not go with conv standard",
     "device cuda:77": "sees . CUDA devices; use device cpu",
     "neighbors device": "neighbors device needs a GPU and radial spline",

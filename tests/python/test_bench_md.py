@@ -259,6 +259,27 @@ def test_ranks_are_counted_and_give_the_same(settings):
     assert result.row.ranks == 2
 
 
+@pytest.mark.parametrize(
+    ("options", "impl"),
+    [
+        ("", "mace_stream"),
+        ("radial exact backend jax", "mace_stream_jax"),
+        ("backend torch head jax", "mace_stream"),
+    ],
+)
+def test_the_row_names_the_backend(settings, options, impl):
+    run = md_lammps.Run(make_system(16), settings.models.ours, "cpu", "double", 1, options)
+    assert run.impl == impl
+
+
+@lammps
+def test_jax_is_measured_too(settings):
+    pytest.importorskip("mace_stream.jax", exc_type=ImportError)
+    (result,) = md.run([384], {}, ["double"], replace(settings, options="backend jax"))
+    assert (result.row.impl, result.status) == ("mace_stream_jax", "ok")
+    assert result.force_error_max < 1e-7
+
+
 @lammps
 @pytest.mark.slow
 def test_without_mace_torch_the_exact_path_is_the_reference(settings):

@@ -43,6 +43,7 @@ LIGHT_ROOMS = {
     "tensors.py",
     "flavour.py",
     "embedding.py",
+    "folded",
     "parameters.py",
     "evaluation.py",
     "halo.py",
@@ -69,6 +70,7 @@ CPP_FORBIDDEN = {
     "pair_mace_stream": rf"{PYTHON_HEADERS}|{FRAMEWORKS}|mace_stream/",
 }
 CPP_OWN_ROW = {
+    "csrc/jax_passes.cpp": rf"{PYTHON_HEADERS}|torch/|ATen/|{LAMMPS_HEADERS}|mpi\.h",
     "csrc/jax_ffi.cpp": rf"{PYTHON_HEADERS}|torch/|ATen/|{LAMMPS_HEADERS}|mpi\.h",
     "pair_mace_stream/python_session.cpp": rf"{FRAMEWORKS}|{LAMMPS_HEADERS}|mpi\.h",
     "pair_mace_stream/python_interpreter.cpp": rf"{FRAMEWORKS}|{LAMMPS_HEADERS}|mpi\.h",

@@ -61,6 +61,13 @@ class Run:
         """Whether atoms are tied to where they start; at step 0 the springs are slack."""
         return not self.free and WARM_UP + self.steps > SHORT
 
+    @property
+    def impl(self) -> str:
+        """Name of the implementation in the table."""
+        words = self.options.split()
+        uses_jax = ("backend", "jax") in zip(words[::2], words[1::2], strict=False)
+        return "mace_stream_jax" if uses_jax else "mace_stream"
+
 
 def set_up(run: Run) -> str:
     """Return the input up to the end of the warm-up; files lie in the working directory."""
@@ -101,7 +108,7 @@ def timed(run: Run) -> str:
 
 def measure(run: Run, folder: Path) -> Measurement:
     """Run LAMMPS in ``folder``, in a process of its own; a failure is a status, with its reason."""
-    result = Measurement("mace_stream", run.precision, run.system.n_atoms, ranks=run.ranks)
+    result = Measurement(run.impl, run.precision, run.system.n_atoms, ranks=run.ranks)
     run.system.write_pattern(folder / "pattern.data")
     (folder / "in.bench").write_text(set_up(run) + timed(run))
     with DeviceMemory(run.device.startswith("cuda")) as memory:

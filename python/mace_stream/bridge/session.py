@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from importlib import metadata
+from importlib import import_module, metadata
 from pathlib import Path
 
 import numpy as np
@@ -42,7 +42,8 @@ class Session:
         options: Mapping[str, str],
         counted: Mapping[str, int] | None = None,
     ) -> None:
-        self.backend_version, choose_evaluator = load_backend(options["backend"])
+        self.backend = options["backend"]
+        self.backend_version, choose_evaluator = load_backend(self.backend)
         self.path = Path(path)
         self.spec, tensors = io.load(self.path)
         self.sha256 = io.sha256(self.path)
@@ -210,11 +211,10 @@ class Session:
             self.evaluator.placement.forget_peak()
 
     def _verify(self, positions: np.ndarray) -> str:
-        from mace_stream.torch.evaluators import exact_evaluator
-
         placement = self.evaluator.placement
         tensors = io.load(self.path)[1]
-        exact = exact_evaluator(self.spec, tensors, self.head, placement, self.inputs)
+        evaluators = import_module(f"mace_stream.{self.backend}.evaluators")
+        exact = evaluators.exact_evaluator(self.spec, tensors, self.head, placement, self.inputs)
         pairs, self._pairs = self._pairs, ()
         exact.set_topology(*pairs)
         return verify(

@@ -82,6 +82,7 @@ class JaxEvaluator:
         placement: Device and precision.
         conv: Mode of the convolutions.
         elements: Atomic numbers that may occur.
+        reason: Why the radial network is evaluated for every edge.
         deterministic: Whether results must repeat bit for bit.
         inputs: Charge and spin, for models that take them.
     """
@@ -97,10 +98,12 @@ class JaxEvaluator:
         placement: Placement,
         conv: str,
         elements: Sequence[int] | None = None,
+        reason: str = "asked for",
         deterministic: bool = False,
         inputs: Mapping[str, float] | None = None,
     ) -> None:
         self.placement = placement
+        self.reason = reason
         self.r_max = spec.r_max
         self.deterministic = deterministic
         with placement.claimed():
@@ -128,7 +131,7 @@ class JaxEvaluator:
             (f"layer {layer}", f"convolution {mode}: {reason}")
             for layer, mode, reason in self.model.conv_modes()
         ]
-        exact = "exact: the radial network is evaluated for every edge (backend jax)"
+        exact = f"exact: the radial network is evaluated for every edge ({self.reason})"
         repeats = [("deterministic", "yes: all sums in one order")] * self.deterministic
         return [*layers, ("radial part", exact), *repeats]
 

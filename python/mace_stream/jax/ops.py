@@ -37,6 +37,8 @@ LIBRARY = "libmace_stream_jax.so"
 PASSES = ("forward", "backward", "double_backward")
 PLATFORMS = {"cpu": "cpu", "cuda": "CUDA"}
 """JAX's name of a platform, and the name under which XLA keeps its handlers."""
+PASSES_TARGET = "mace_stream_pass"
+"""Any pass of the inference path, see :mod:`mace_stream.kernels.recording`."""
 N_GRAPH = 3
 """Every primitive's last operands: ``indptr``, ``sender`` and ``receiver``."""
 
@@ -82,6 +84,9 @@ def register_targets(folder: Path) -> None:
         for platform, xla_platform in PLATFORMS.items():
             handler = jax.ffi.pycapsule(getattr(handlers, f"ms_jax_{name}_{platform}"))
             jax.ffi.register_ffi_target(_target(name), handler, platform=xla_platform)
+    for platform, xla_platform in PLATFORMS.items():
+        handler = jax.ffi.pycapsule(getattr(handlers, f"ms_jax_pass_{platform}"))
+        jax.ffi.register_ffi_target(PASSES_TARGET, handler, platform=xla_platform)
 
 
 def _target(name: str) -> str:

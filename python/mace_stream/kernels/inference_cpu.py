@@ -124,6 +124,7 @@ class CpuPasses:
     """
 
     def __init__(self, setup: Setup, core: ctypes.CDLL | None = None) -> None:
+        self.setup = setup
         self._core = _declared(core or library())
         tables = _Tables(setup)
         repulsion = byref(tables.repulsion) if tables.repulsion else None

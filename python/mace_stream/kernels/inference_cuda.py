@@ -230,7 +230,7 @@ class CudaPasses:
         sizes = {forces: 3 * nodes.n_senders, virial: 9}
         sizes |= {receiver_virial: 9 * nodes.n_nodes, sender_virial: 9 * nodes.n_senders}
         for array, size in sizes.items():
-            clear(array, 8 * size, self._stream())
+            self._clear(array, 8 * size)
         arguments = _edges(nodes, edges), forces, virial, receiver_virial, sender_virial
         self._launch(("forces",), min(nodes.n_nodes, FORCES_BLOCKS), *arguments)
 
@@ -241,8 +241,15 @@ class CudaPasses:
         if blocks == 0:
             return
         for function in loaded.functions:
-            grid = blocks, shape.grid_y
-            check(launch(function, grid, shape.threads, self._stream(), *arguments))
+            self._start(function, (blocks, shape.grid_y), shape.threads, *arguments)
+
+    def _start(
+        self, function: object, grid: tuple[int, int], threads: int, *arguments: Any
+    ) -> None:
+        check(launch(function, grid, threads, self._stream(), *arguments))
+
+    def _clear(self, array: int, n_bytes: int) -> None:
+        clear(array, n_bytes, self._stream())
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from ctypes import c_void_p
 from typing import Any
 
@@ -33,6 +34,26 @@ class Kernels:
 
     def __getitem__(self, number: int) -> object:
         return self._functions[number]
+
+
+@contextmanager
+def primary_context(device: int) -> Iterator[None]:
+    """Make the context of a device current, the one that torch and XLA use.
+
+    It is retained for good: kernels live in it.
+
+    Raises:
+        RuntimeError: The driver reports an error.
+    """
+    from cuda.bindings import driver
+
+    check((*driver.cuInit(0), None))
+    context = check(driver.cuDevicePrimaryCtxRetain(check(driver.cuDeviceGet(device))))
+    check((*driver.cuCtxPushCurrent(context), None))
+    try:
+        yield
+    finally:
+        check(driver.cuCtxPopCurrent())
 
 
 def _unload(context: object, module: object) -> None:

@@ -1,0 +1,1 @@
+"""The inference path in JAX: the passes of :mod:`mace_stream.kernels` within one program."""

@@ -1,0 +1,353 @@
+"""Positions in, energy, forces and virial out, by the inference path."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from time import perf_counter
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from mace_stream.couplings import ConvPlan
+from mace_stream.evaluation import Evaluation, TooCloseError, is_out_of_memory
+from mace_stream.folded import grown, padded
+from mace_stream.halo import Halo
+from mace_stream.jax.folding import Tree
+from mace_stream.jax.inference.calls import Nodes
+from mace_stream.jax.inference.exchange import RowsOfNodes
+from mace_stream.jax.inference.lists import (
+    Arrangement,
+    HostList,
+    Moved,
+    Sizes,
+    at_least_one,
+    nodes_of,
+    sort_edges,
+)
+from mace_stream.jax.inference.model import prepare
+from mace_stream.jax.inference.pipeline import Pipeline
+from mace_stream.jax.placement import Placement
+from mace_stream.jax.ranks import RankRows
+from mace_stream.spec import ModelSpec
+
+TILE = {True: 16384, False: 1024}
+"""Nodes that are worked on together if nobody says how many, on a GPU and on a CPU. Every tile adds
+to the program and so to the time of compilation."""
+
+
+class DeviceList(NamedTuple):
+    """A neighbor list on the device."""
+
+    nodes: Nodes
+    place: Array
+    """Row of every node of the pair style, int32 [n_senders]."""
+    mask: Array
+    """1 for nodes and 0 for padding, float64 [n_nodes]."""
+    moved: Moved
+    sent: Array
+    """Rows that go to other ranks, int32; beyond all rows where there is none."""
+
+
+class Step(NamedTuple):
+    """What a program returns."""
+
+    packed: Array
+    """Energy, virial [9], closest distance, number of edges, forces [n_senders, 3]; float64."""
+    node_energy: Array
+    node_virials: list[Array]
+    """Empty, or [n_nodes, 9] of receivers and [n_senders, 9] of senders."""
+
+
+N_TOTALS = 12
+
+
+class InferenceEvaluator:
+    """A model on a device, with the current neighbor list. See :class:`JaxEvaluator`.
+
+    Args:
+        spec: Architecture.
+        tensors: Parameters, as stored in the file.
+        head: Name of the head.
+        placement: Device and precision.
+        species: Elements that may occur, as indices into the model's.
+        tile: Nodes that are worked on together; None leaves it to us.
+        deterministic: Whether results must repeat bit for bit; said in the log.
+        inputs: Charge and spin, for models that take them.
+
+    Raises:
+        NotImplementedError: The inference path cannot run this model.
+        TableError: Its radial tables cannot be made fine enough.
+    """
+
+    finds_pairs = False
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        tensors: Mapping[str, np.ndarray],
+        *,
+        head: str,
+        placement: Placement,
+        species: Sequence[int],
+        tile: int | None = None,
+        deterministic: bool = False,
+        inputs: Mapping[str, float] | None = None,
+    ) -> None:
+        self.placement, self.deterministic = placement, deterministic
+        with placement.claimed():
+            self.model = prepare(
+                *(spec, tensors),
+                head=head,
+                inputs=inputs,
+                species=species,
+                placement=placement,
+            )
+        self._species_of = np.full(len(spec.elements), -1)
+        self._species_of[list(species)] = np.arange(len(species))
+        self._tile = padded(tile) if tile else TILE[placement.on_gpu]
+        self._capacity: list[int] = []
+        self._sizes = Sizes()
+        self._new_list: HostList | None = None
+        self._ranks: RankRows | None = None
+        self._programs: dict[str, tuple[tuple, Callable]] = {}
+        self._n_compilations, self._compile_s = 0, 0.0
+        self._statistics = _no_statistics()
+
+    def describe(self) -> list[tuple[str, str]]:
+        """Return what the log says about the layers."""
+        plans = enumerate(self.model.setup.plans)
+        layers = [(f"layer {t}", _layer_text(plan)) for t, plan in plans]
+        return [
+            *layers,
+            ("radial part", f"spline: {self.model.radial.text}"),
+            ("program", "one for a step, compiled by XLA; again when arrays grow"),
+            *[("deterministic", "yes: all sums in one order")] * self.deterministic,
+        ]
+
+    def take_statistics(self) -> dict[str, float]:
+        """Return seconds, edges, memory of the device in bytes and compilations.
+
+        Seconds and edges are since the last call, the others since the start.
+        """
+        taken = self._statistics
+        self._statistics = _no_statistics()
+        taken["device_peak_bytes"] = self.placement.peak_bytes()
+        return taken | {"compilations": self._n_compilations, "compile_s": self._compile_s}
+
+    def set_halo(self, halo: Halo) -> None:
+        """Take over the nodes that ranks share; before each new list."""
+        self._ranks = self._ranks or RankRows()
+        self._ranks.halo = halo
+        self._sent = halo.sent.copy()
+
+    def set_topology(
+        self,
+        indptr: np.ndarray,
+        sender: np.ndarray,
+        receiver_atom: np.ndarray,
+        sender_atom: np.ndarray,
+        species: np.ndarray,
+    ) -> None:
+        """Copy a neighbor list; shapes as in :class:`mace_stream.bridge.Session`."""
+        arrays = map(np.array, (indptr, sender, receiver_atom, sender_atom))
+        self._list = HostList(*arrays, self._species_of[species])
+        self._of_model = np.array(species)
+        self._new_list = self._list
+        counts = self._list.species[: self._list.n_own]
+        self._counts = np.bincount(counts, minlength=len(self.model.constants))
+
+    def pairs(self, positions: np.ndarray) -> tuple[np.ndarray, ...]:
+        """Return the list as :meth:`set_topology` takes it."""
+        given = self._list
+        arrays = given.indptr, given.sender, given.receiver_atom, given.sender_atom
+        return (*arrays, self._of_model)
+
+    def take_list(self, positions: np.ndarray) -> int:
+        """Take over a new list, if there is one, before its first evaluation at ``positions``.
+
+        Returns:
+            Number of pairs in the list, each counted from both sides.
+        """
+        with self.placement.claimed(), self._explained():
+            if self._new_list is not None:
+                self._take_list(positions)
+        return len(self._list.sender)
+
+    def evaluate(self, positions: np.ndarray, node_energy: bool, node_virial: bool) -> Evaluation:
+        """Evaluate at ``positions`` [n_atoms, 3]. Synchronizes with the device once.
+
+        Raises:
+            TooCloseError: Two atoms are closer than the radial tables reach.
+        """
+        with self.placement.claimed(), self._explained():
+            start, compiled = perf_counter(), self._compile_s
+            if self._new_list is not None:
+                self._take_list(positions)
+            arguments = self.model.tree, self._device_list, self._upload(positions)
+            step = self._with_virials if node_virial else self._without_virials
+            program = self._program(step, *arguments)
+            ready = perf_counter()
+            found = self._run(program, arguments)
+            result = self._result(found, positions, node_energy)
+            self._statistics["arrange_s"] += ready - start - (self._compile_s - compiled)
+            self._statistics["model_s"] += perf_counter() - ready
+        return result
+
+    # ---- a new list ----
+
+    def _take_list(self, positions: np.ndarray) -> None:
+        """Bring a new list into the passes' order, and grow the arrays if it does not fit."""
+        given, self._new_list = self._new_list, None
+        self._capacity = at_least_one(grown(self._capacity, self._counts.tolist()))
+        sent = np.zeros(0, np.int32) if self._ranks is None else self._sent
+        n_remote = len(given.species) - given.n_own
+        n_moved = _n_moved(given)
+        self._sizes = self._sizes.fitting(
+            atoms=len(positions),
+            slots=len(given.sender),
+            remote=n_remote,
+            sent=len(sent),
+            moved=n_moved,
+        )
+        if self._ranks is not None:  # no rank's program lacks an exchange
+            self._sizes = self._sizes.fitting(remote=1, sent=1)
+        found = Arrangement(given, self._capacity, self._sizes, self._tile)
+        self._arrangement = found
+        rows = np.full(self._sizes.sent, found.n_nodes, np.int32)
+        rows[: len(sent)] = found.place[sent]
+        device = self.placement.device
+        slots, moved = jax.device_put((found.slots, found.moved), device)
+        x = self._upload(positions)
+        in_order = self._program(sort_edges, x, slots, moved)(x, slots, moved)
+        rest = nodes_of(found, *in_order), found.long_place(), found.mask, moved, rows
+        self._device_list = jax.device_put(DeviceList(*rest), device)
+
+    def _upload(self, positions: np.ndarray) -> Array:
+        x = np.zeros((self._sizes.atoms, 3))
+        x[: len(positions)] = positions
+        return jax.device_put(x, self.placement.device)
+
+    # ---- programs ----
+
+    def _program(self, function: Callable, *arguments: object) -> Callable:
+        """Return ``function`` compiled for the present sizes."""
+        name = function.__name__
+        key = self._sizes, () if function is sort_edges else self._arrangement.tiles
+        if name not in self._programs or self._programs[name][0] != key:
+            start = perf_counter()
+            self._programs[name] = key, jax.jit(function).lower(*arguments).compile()
+            self._n_compilations += function is not sort_edges
+            self._compile_s += perf_counter() - start
+        return self._programs[name][1]
+
+    def _run(self, program: Callable, arguments: tuple) -> tuple[np.ndarray, Step]:
+        """Run a program and bring what every step needs to the host."""
+
+        def run() -> tuple[np.ndarray, Step]:
+            with self.placement.claimed():
+                found = program(*arguments)
+                return np.asarray(found.packed), found
+
+        return run() if self._ranks is None else self._ranks.run(run)
+
+    def _without_virials(self, *arguments: object) -> Step:
+        return self._step(*arguments, per_node=False)
+
+    def _with_virials(self, *arguments: object) -> Step:
+        return self._step(*arguments, per_node=True)
+
+    def _step(self, tree: Tree, given: DeviceList, x: Array, *, per_node: bool) -> Step:
+        """One evaluation, of arrays as long as the sizes say."""
+        model, n_nodes = self.model, self._arrangement.n_nodes
+        exchange = None
+        if self._ranks is not None:
+            exchange = RowsOfNodes(self._ranks, given.sent, n_nodes, self._sizes.remote)
+        parts = model.setup, model.layers, model.calls, self._arrangement.tiles
+        pipeline = Pipeline(*parts, n_nodes, exchange)
+        with jax.default_matmul_precision("highest"):  # the default on GPUs has three digits
+            found = pipeline(tree, given.nodes, given.moved.appended(x))
+        energy = jnp.sum(found.node_energy * given.mask)
+        n_edges = jnp.sum(found.edges.count).astype(jnp.float64)
+        forces = found.forces[given.place]
+        totals = energy[None], found.virial, found.closest, n_edges[None], forces.reshape(-1)
+        virials = []
+        if per_node:
+            _, _, received, sent = model.calls.forces(given.nodes, found.edges, per_node=True)
+            virials = [received[given.place[:n_nodes]], sent[given.place]]
+        energies = found.node_energy[given.place[:n_nodes]]
+        return Step(jnp.concatenate(totals), energies, virials)
+
+    # ---- results ----
+
+    def _result(
+        self, found: tuple[np.ndarray, Step], positions: np.ndarray, node_energy: bool
+    ) -> Evaluation:
+        packed, step = found
+        energy, *virial, closest, n_edges = packed[:N_TOTALS].tolist()
+        self._statistics["edges"] += int(n_edges)
+        if closest < self.model.setup.r_0:
+            nodes = self._closest_nodes(positions)
+            raise TooCloseError(closest, nodes, self.model.setup.r_0)
+        n, n_senders, per_node = self._list.n_own, len(self._list.species), {}
+        if node_energy:
+            constants = self.model.constants[self._list.species[:n]]
+            per_node["node_energy"] = np.asarray(step.node_energy)[:n] + constants
+        if step.node_virials:
+            received, sent = (np.asarray(array).reshape(-1, 3, 3) for array in step.node_virials)
+            per_node["receiver_virial"] = received[:n].copy()
+            per_node["sender_virial"] = sent[:n_senders].copy()
+        return Evaluation(
+            energy + float(self._counts @ self.model.constants),
+            packed[N_TOTALS:].reshape(-1, 3)[:n_senders].copy(),
+            np.array(virial).reshape(3, 3),
+            **per_node,
+        )
+
+    def _closest_nodes(self, positions: np.ndarray) -> tuple[int, int]:
+        """The nodes of the shortest edge, in the order of the list handed over."""
+        given = self._list
+        vec = positions[given.receiver_atom] - positions[given.sender_atom]
+        slot = int(np.argmin(np.nan_to_num(np.linalg.norm(vec, axis=1), nan=np.inf)))
+        receiver = np.searchsorted(given.indptr, slot, side="right") - 1
+        return int(receiver), int(given.sender[slot])
+
+    def _explained(self) -> _Explained:
+        return _Explained(self)
+
+
+class _Explained:
+    """Turns a failed allocation into an error that says what to type."""
+
+    def __init__(self, evaluator: InferenceEvaluator) -> None:
+        self._evaluator = evaluator
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> None:
+        if not isinstance(error, MemoryError | RuntimeError) or not is_out_of_memory(error):
+            return
+        place, tile = self._evaluator.placement.device_name, self._evaluator._tile
+        raise ValueError(
+            f"out of memory on {place}; use fewer atoms, precision single, or add the keyword: "
+            f"tile N, with N below {tile} ({error})"
+        ) from error
+
+
+def _n_moved(given: HostList) -> int:
+    lengths = np.diff(given.indptr)
+    home = np.repeat(given.receiver_atom[given.indptr[:-1][lengths > 0]], lengths[lengths > 0])
+    return int(np.count_nonzero(given.receiver_atom != home))
+
+
+def _layer_text(plan: ConvPlan | None) -> str:
+    if plan is None:
+        return "convolution streaming: fused; sender features depend on the element alone"
+    return f"convolution streaming: fused with the radial table, {plan.n_paths} paths"
+
+
+def _no_statistics() -> dict[str, float]:
+    return {"arrange_s": 0.0, "model_s": 0.0, "edges": 0}
