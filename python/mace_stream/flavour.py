@@ -21,6 +21,10 @@ _RECONVERT = (
     "mace-stream convert FILE.model -o FILE.mace"
 )
 
+JAX_PACKAGES = ("mace_jax", "flax", "haiku", "optax", "jax", "jaxlib")
+JAX_BUNDLE = "params.msgpack"
+"""Name of the parameters in a folder that mace-jax calls a bundle."""
+
 
 @dataclass(frozen=True)
 class Flavour:
@@ -42,6 +46,8 @@ def detect(path: str | Path) -> Flavour:
     """
     path = Path(path)
     if path.is_dir():
+        if (path / JAX_BUNDLE).is_file():
+            return detect(path / JAX_BUNDLE)
         return Flavour("directory", "a directory", "Name the model file inside it")
     with path.open("rb") as file:
         head = file.read(4096)
@@ -106,6 +112,15 @@ def _torchscript() -> Flavour:
     )
 
 
+def _jax(description: str) -> Flavour:
+    return Flavour(
+        "mace_jax",
+        description,
+        "Convert the mace-torch model that mace-jax read: mace-stream convert FILE.model "
+        "-o FILE.mace. If it was trained in JAX, see docs/training.md",
+    )
+
+
 def _pickle_flavour(data: bytes) -> Flavour:
     classes = pickled_classes(data)
     if any(name.endswith(".LAMMPS_MLIAP_MACE") for name in classes):
@@ -118,6 +133,8 @@ def _pickle_flavour(data: bytes) -> Flavour:
             f"a mace-torch model (pickle of {classes[0]})",
             "Convert it once: mace-stream convert FILE -o FILE.mace",
         )
+    if any(name.split(".")[0] in JAX_PACKAGES for name in classes):
+        return _jax("a checkpoint of mace-jax, or of another program in JAX (pickle)")
     plain = all(name.split(".")[0] in ("torch", "collections", "numpy") for name in classes)
     if plain and not any(name.startswith("torch.nn.") for name in classes):
         return Flavour(
@@ -163,6 +180,8 @@ def _safetensors_flavour(path: Path) -> Flavour:
 
 
 def _other_flavour(head: bytes) -> Flavour:
+    if _is_msgpack(head):
+        return _jax("parameters of mace-jax, or of another program that uses flax (msgpack)")
     if head.startswith(b"version https://git-lfs"):
         return Flavour("git_lfs", "a Git LFS pointer, not the file itself", "Type: git lfs pull")
     if head.startswith(b"\x89HDF"):
@@ -172,3 +191,14 @@ def _other_flavour(head: bytes) -> Flavour:
     if b"\0" not in head:
         return Flavour("text", f"a text file that starts with {head[:40]!r}", _RECONVERT)
     return Flavour("unknown", "a binary file of an unknown kind", _RECONVERT)
+
+
+def _is_msgpack(head: bytes) -> bool:
+    """Whether this begins a map of MessagePack whose first key is a name, as flax writes it."""
+    n_bytes = {0xDE: 3, 0xDF: 5}.get(head[0], 1 if 0x81 <= head[0] <= 0x8F else 0)
+    if not n_bytes or len(head) < n_bytes + 2:
+        return False
+    mark, rest = head[n_bytes], head[n_bytes + 1 :]
+    short = rest[: mark - 0xA0] if 0xA1 <= mark <= 0xBF else b""
+    name = rest[1 : 1 + rest[0]] if mark == 0xD9 else short
+    return name.decode("ascii", errors="replace").isidentifier()

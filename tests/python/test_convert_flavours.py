@@ -70,7 +70,29 @@ def cut_short(model, path):
     path.write_bytes(buffer.getvalue()[:50_000])
 
 
+def jax_parameters(model, path):
+    """As flax writes a tree: a map of names to maps, arrays as extension 1."""
+    shape, numbers = b"\x91\x02", b"\xc4\x10" + bytes(16)
+    array = b"\x93" + shape + b"\xa7float64" + numbers
+    leaf = b"\xc7" + bytes([len(array), 1]) + array
+    path.write_bytes(b"\x81\xaenode_embedding\x81\xa6weight" + leaf)
+
+
+def jax_bundle(model, path):
+    path.mkdir()
+    (path / "config.json").write_text("{}")
+    jax_parameters(model, path / "params.msgpack")
+
+
+def jax_checkpoint(model, path):
+    jnp = pytest.importorskip("jax", reason="needs JAX: pip install 'mace-stream[jax]'").numpy
+    path.write_bytes(pickle.dumps({"epoch": 3, "eval_params": {"weight": jnp.zeros(2)}}))
+
+
 REFUSED = {
+    jax_parameters: "found parameters of mace-jax.*Convert the mace-torch model that mace-jax read",
+    jax_bundle: "found parameters of mace-jax.*Convert the mace-torch model that mace-jax read",
+    jax_checkpoint: "found a checkpoint of mace-jax.*see docs/training.md",
     torchscript: "found a TorchScript export.*mace-stream convert FILE.model",
     mliap: "found an ML-IAP export.*mace-stream convert FILE.model",
     state_dict: r"found a checkpoint or state dictionary.*\*.model file",
