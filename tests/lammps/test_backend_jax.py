@@ -84,6 +84,34 @@ def test_equals_mace_torch(model, path, case):
     assert np.abs(truth.forces).max() > 1e-3 or case == "images"
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", CASES)
+def test_a_gpu_equals_mace_torch(model, case):
+    name, cell, setup, chosen = CASES[case]
+    atoms, twin = cell(), model(name)
+    style = f"backend jax device cuda precision double radial spline {setup.get('style', '')}"
+    inputs = chosen.get("inputs") and {"total_spin": 1.0, **chosen["inputs"]}
+    truth = mace_torch(twin, atoms, chosen.get("head", 0), inputs=inputs)
+    found = evaluate(Setup(atoms, twin, **{**setup, "style": style}))
+    assert np.abs(found.node_energy - truth.node_energy).max() < ENERGY
+    assert np.abs(found.forces - truth.forces).max() < FORCE
+    assert found.gap(truth) < FORCE * len(atoms)
+
+
+@pytest.mark.gpu
+def test_steps_on_a_gpu_repeat_after_new_lists(model, tmp_path):
+    """Many steps of one program, whose buffers XLA may have captured in a CUDA graph."""
+    log = tmp_path / "log"
+    setup = Setup(mixed_cell(), model("plain"), "backend jax device cuda precision double")
+    with opened(log) as lmp:
+        prepare(lmp, setup)
+        lines = ["velocity all create 600 1", "neigh_modify every 1 delay 0 check yes"]
+        lmp.commands_list([*lines, "neighbor 0.3 bin", "fix 1 all nve", "run 100"])
+        assert_reference(lmp, setup)
+    counts = re.findall(r"programs compiled so far: (\d+), in", log.read_text())
+    assert counts == ["1"], counts
+
+
 def test_wrong_tables_are_seen(model, monkeypatch):
     """Forces of a table that is off by one part in a million differ from mace-torch's."""
     right = building.build_tables

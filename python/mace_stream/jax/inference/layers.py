@@ -53,12 +53,15 @@ class Layer:
 
     def read_out(self, feats: Array, tree: Tree) -> tuple[Array, Array | None]:
         """Energies [n] of all readouts in float64, and what they add to the cotangent, or None."""
-        energy, bar = jnp.zeros(feats.shape[1], jnp.float64), None
+        energy, slopes = jnp.zeros(feats.shape[1], jnp.float64), {}
         for readout, weights in zip(self.readouts, tree["readouts"], strict=True):
             added, slope = readout(feats[readout.row], weights)
             energy = energy + added
-            bar = jnp.zeros_like(feats) if bar is None else bar
-            bar = bar.at[readout.row].add(slope)
+            slopes[readout.row] = slopes.get(readout.row, 0) + slope
+        if not slopes:
+            return energy, None
+        zeros = jnp.zeros_like(feats[0])
+        bar = jnp.stack([slopes.get(row, zeros) for row in range(len(feats))])
         return energy, bar
 
 
