@@ -4,9 +4,9 @@ import pytest
 from model_support import small_twin, spec_and_tensors
 
 from mace_stream.bridge import check_options
+from mace_stream.tables import building
 from mace_stream.torch.evaluator import TorchEvaluator
 from mace_stream.torch.evaluators import choose_evaluator
-from mace_stream.torch.inference import tables
 from mace_stream.torch.inference.evaluator import InferenceEvaluator
 
 
@@ -43,7 +43,7 @@ def test_the_exact_path_says_why(model, words, reason):
 
 
 def test_tables_that_cannot_be_had(model, monkeypatch):
-    monkeypatch.setattr(tables, "MAX_BYTES", 1000)
+    monkeypatch.setattr(building, "MAX_BYTES", 1000)
     evaluator = choose(model)
     assert isinstance(evaluator, TorchEvaluator)
     assert "radial tables of so many pairs" in log_of(evaluator)

@@ -14,6 +14,7 @@ from mace_stream.tables import (
     RadialGrid,
     TableError,
     Tabulated,
+    building,
     harmonic_gradients,
     harmonic_polynomials,
     hermite_coefficients,
@@ -21,7 +22,6 @@ from mace_stream.tables import (
 )
 from mace_stream.tables.grid import measure
 from mace_stream.torch import MACE
-from mace_stream.torch.inference import tables as radial_tables
 from mace_stream.torch.inference.tables import build_tables
 
 STEP = 1e-100
@@ -381,8 +381,8 @@ def test_tables_that_would_not_fit_are_refused(monkeypatch):
     spec, tensors = spec_and_tensors(small_twin("MP-0a medium"))
     model = MACE.from_spec(spec, tensors)
     size = build_tables(model, (0,), 6, 1e-6).convs[1].nbytes
-    monkeypatch.setattr(radial_tables, "MAX_BYTES", size)
+    monkeypatch.setattr(building, "MAX_BYTES", size)
     build_tables(model, (0,), 6, 1e-6)
-    monkeypatch.setattr(radial_tables, "MAX_BYTES", size - 1)
+    monkeypatch.setattr(building, "MAX_BYTES", size - 1)
     with pytest.raises(TableError, match="radial exact"):
         build_tables(model, (0,), 6, 1e-6)

@@ -3,27 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import sqrt
 
 import torch
 from torch import Tensor
 
-SPREAD = 4
-"""Standard deviations of a number of atoms that there is room for."""
-
-NODES_PER_PACK = 4
-"""A contraction takes this many nodes of one species at a time."""
-
-
-@dataclass(frozen=True)
-class Tile:
-    """Consecutive nodes of one species that are worked on together."""
-
-    species: int
-    first: int
-    last: int
-    is_border: bool
-    """Whether they have neighbors on other ranks, or other ranks need their features."""
+from mace_stream.folded import make_tiles
 
 
 @dataclass(frozen=True)
@@ -91,7 +75,7 @@ class Arrangement:
         own = _places(group, room.cumsum(0) - room)
         remote = torch.arange(self.n_nodes, self.n_nodes + len(topology.species) - len(own))
         self.place = torch.cat([own, remote.to(x.device)])
-        self.tiles = tuple(_tiles(capacity, n_classes, tile))
+        self.tiles = tuple(make_tiles(capacity, n_classes, tile))
         species = torch.arange(len(capacity), device=x.device) // n_classes
         self.species = torch.cat(
             [torch.repeat_interleave(species, room), topology.species[len(own) :]]
@@ -131,29 +115,6 @@ class Arrangement:
         return len(self.slot_atom)
 
 
-def grown(capacity: list[int], counts: list[int]) -> list[int]:
-    """Return room for ``counts`` nodes of each group.
-
-    That is the room there is, where it suffices and is not far too much, else as much more than
-    asked for as numbers of atoms in a region of space scatter; at first just what is asked for.
-    """
-    if not capacity:
-        return [padded(count) for count in counts]
-    return [
-        room if 0.7 * room <= count <= room or room == padded(count) else _ample(count)
-        for room, count in zip(capacity, counts, strict=True)
-    ]
-
-
-def _ample(count: int) -> int:
-    return padded(count + SPREAD * sqrt(count))
-
-
-def padded(count: float) -> int:
-    """Return the next multiple of a pack."""
-    return -(-int(count) // NODES_PER_PACK) * NODES_PER_PACK
-
-
 def _places(group: Tensor, starts: Tensor) -> Tensor:
     """New index of every node: by group, else in the order that there was."""
     order = torch.argsort(group, stable=True)
@@ -163,12 +124,3 @@ def _places(group: Tensor, starts: Tensor) -> Tensor:
     place = torch.empty_like(order)
     place[order] = starts[group[order]] + rank
     return place
-
-
-def _tiles(capacity: list[int], n_classes: int, size: int):  # noqa: ANN202  yields tiles
-    start = 0
-    for group, room in enumerate(capacity):
-        species, is_border = divmod(group, n_classes)
-        for first in range(start, start + room, size):
-            yield Tile(species, first, min(first + size, start + room), bool(is_border))
-        start += room

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from mace_stream.folded import Tile
 from mace_stream.kernels.inference import EdgeArrays, EdgeList
-from mace_stream.torch.inference.arrangement import Arrangement, Tile
+from mace_stream.torch.inference.arrangement import Arrangement
 
 
 class ListBuffers:

@@ -11,9 +11,10 @@ import torch
 
 from mace_stream.couplings import ConvPlan
 from mace_stream.evaluation import Evaluation, TooCloseError
+from mace_stream.folded import grown
 from mace_stream.halo import Halo
 from mace_stream.spec import ModelSpec
-from mace_stream.torch.inference.arrangement import Arrangement, Topology, grown
+from mace_stream.torch.inference.arrangement import Arrangement, Topology
 from mace_stream.torch.inference.buffers import ListBuffers, address
 from mace_stream.torch.inference.device_list import Atoms, cell_list, find_topology
 from mace_stream.torch.inference.exchange import FeatureExchange

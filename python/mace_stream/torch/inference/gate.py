@@ -18,7 +18,7 @@ Function = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
-class FoldedGate:
+class Gate:
     """What lies between the convolution's linear layer and the message."""
 
     dims: tuple[int, ...]
@@ -39,7 +39,7 @@ class FoldedGate:
         """Rows of gates."""
         return len(self.dims)
 
-    def to(self, device: torch.device) -> FoldedGate:
+    def to(self, device: torch.device) -> Gate:
         """The same on a device."""
         return replace(
             self,

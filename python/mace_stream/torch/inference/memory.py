@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from mace_stream.evaluation import is_out_of_memory
+from mace_stream.folded import Tile, padded
 from mace_stream.kernels.inference import Setup
-from mace_stream.torch.inference.arrangement import Tile, padded
 from mace_stream.torch.inference.buffers import ListBuffers
 from mace_stream.torch.inference.model import PreparedModel
 from mace_stream.torch.inference.pipeline import Pipeline

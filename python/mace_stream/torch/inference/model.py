@@ -8,21 +8,19 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from mace_stream.embedding import input_values
+from mace_stream.folded import fold_layers, site_constants
 from mace_stream.kernels.inference import Passes, Setup
 from mace_stream.spec import ModelSpec
+from mace_stream.tables.building import BOUNDS, N_COEF
 from mace_stream.tables.contraction import contraction_terms
 from mace_stream.tables.radial import RadialTables
 from mace_stream.torch.inference.pipeline import Tables
 from mace_stream.torch.inference.tables import build_repulsion, build_tables
-from mace_stream.torch.inference.weights import Layer, fold_layers
+from mace_stream.torch.inference.weights import Layer, layers_of
 from mace_stream.torch.model import MACE
 from mace_stream.torch.ops import architecture
 from mace_stream.torch.placement import borrowed_threads
-
-BOUNDS = {torch.float32: 1e-6, torch.float64: 1e-10}
-"""Largest relative error of the radial tables."""
-
-N_COEF = 6
 
 
 @dataclass(frozen=True)
@@ -65,10 +63,11 @@ def prepare(
         ValueError: The radial tables cannot be made fine enough.
         NotImplementedError: The inference path cannot run this model.
     """
+    number, values = spec.heads.index(head), input_values(spec, inputs)
+    folded = fold_layers(spec, tensors, number, species, values)
     model = MACE.from_spec(spec, tensors, head=head, dtype=torch.float64, inputs=inputs)
-    check_supported(model)
     with borrowed_threads(1):  # many small products
-        radial = build_tables(model, species, N_COEF, BOUNDS[dtype])
+        radial = build_tables(model, species, N_COEF, BOUNDS[_name(dtype)])
     setup, coefs = _setup(model, tensors, species, radial, dtype)
 
     def upload(array: np.ndarray | None) -> torch.Tensor | None:
@@ -84,17 +83,14 @@ def prepare(
         densities=[upload(table) for table in radial.densities],
         coefs=[upload(coef) for coef in coefs],
     )
-    energies = model.atomic_energies[list(species)].numpy() + model.shift
-    layers = [layer.to(device) for layer in fold_layers(model, species, dtype)]
+    energies = site_constants(spec, tensors, number, species, values)
+    layers = [layer.to(device) for layer in layers_of(folded, dtype)]
     passes, held = _passes(setup, radial, device)
     return PreparedModel(setup, layers, tables, passes, radial, energies, held)
 
 
-def check_supported(model: MACE) -> None:
-    """Raise ``NotImplementedError`` unless the passes can run the layers of ``model``."""
-    for t, interaction in enumerate(model.interactions):
-        if interaction.plan.refusal:
-            raise NotImplementedError(f"layer {t}: {interaction.plan.refusal}")
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _setup(
@@ -110,7 +106,7 @@ def _setup(
     ]
     plans = [interaction.plan for interaction in model.interactions]
     setup = Setup(
-        dtype=str(dtype).removeprefix("torch."),
+        dtype=_name(dtype),
         n_species=len(species),
         l_max=model.spec.l_max,
         channels=model.products[0].contraction.channels,

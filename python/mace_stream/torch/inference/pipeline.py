@@ -13,8 +13,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from mace_stream.folded import Tile
 from mace_stream.kernels.inference import Passes, Setup
-from mace_stream.torch.inference.arrangement import Tile
 from mace_stream.torch.inference.blocks import Block, linear, linear_transposed, multiply
 from mace_stream.torch.inference.buffers import ListBuffers, address
 from mace_stream.torch.inference.exchange import FeatureExchange

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from mace_stream.kernels.inference import Repulsion
-from mace_stream.tables.grid import RadialFunction, TableError, Tabulated, refine, tabulate
+from mace_stream.tables import building
+from mace_stream.tables.building import Pair, RadialKind, RadialModel
+from mace_stream.tables.grid import RadialFunction
 from mace_stream.tables.radial import RadialTables
 from mace_stream.torch.interaction import DensityNorm, MeanNorm
 from mace_stream.torch.model import MACE
@@ -21,14 +24,8 @@ from mace_stream.torch.radial import (
     RadialNetwork,
 )
 
-MAX_BYTES = 8 * 2**30
-"""Of all tables in float64: some ten elements in double precision."""
-
 PIECE = 2048
 """Distances per evaluation, to bound memory."""
-
-BATCH = 4
-"""Pairs of elements that are evaluated together, as every evaluation takes its time."""
 
 Network = RadialNetwork | NormalizedNetwork
 OfFeatures = Callable[[EdgeFeatures], Tensor]
@@ -56,65 +53,26 @@ def build_tables(
     """
     if model.dtype != torch.float64:
         raise ValueError(f"radial table: expected a model in float64, got {model.dtype}")
-    pairs = [_shared_pair(model, i, j) for i in species for j in species]
-    different = list(dict.fromkeys(pairs))
-    batches = [different[k : k + BATCH] for k in range(0, len(different), BATCH)]
-    items = {
-        kind: [Tabulated(_function(model, batch, function), weight) for batch in batches]
-        for kind, function, weight in _kinds(model)
-    }
-    functions = {
-        f"{kind} of elements {_names(model, batch)}": item
-        for kind, of_batches in items.items()
-        for batch, item in zip(batches, of_batches, strict=True)
-    }
-    order = n_coef // 2 - 1
-    fine = refine(functions, model.r_max, order, bound, r_0)
-    _check_size(model, len(pairs) * fine.grid.n_knots * n_coef)
+    return building.build_tables(radial_model(model), species, n_coef, bound, r_0)
 
-    def stack(kind: str) -> np.ndarray | None:
-        """Tables of one kind, pair after pair, [rows, families, n_coef, width]."""
-        if kind not in items:
-            return None
-        tables = {}
-        for batch, item in zip(batches, items[kind], strict=True):
-            coefficients = tabulate(item.function, fine.grid, order)
-            tables |= {pair: (item, coefficients[:, :, k]) for k, pair in enumerate(batch)}
-        return np.concatenate([_of_families(*tables[pair]) for pair in pairs])
 
-    layers = range(len(model.interactions))
-    densities = [stack(f"density {t}") for t in layers]
-    return RadialTables(
-        grid=fine.grid,
-        n_coef=n_coef,
-        hidden=stack("hidden features")[:, 0],
-        convs=[stack(f"path weights {t}") for t in layers],
-        densities=[None if table is None else table[:, 0, :, 0] for table in densities],
-        value_error=fine.value_error,
-        slope_error=fine.slope_error,
+def radial_model(model: MACE) -> RadialModel:
+    """Return what ``model`` says about distances."""
+    read = any(isinstance(x.radial, NormalizedNetwork) for x in model.interactions)
+    return RadialModel(
+        kinds=[
+            RadialKind(name, partial(_function, model, function), weight)
+            for name, function, weight in _kinds(model)
+        ],
+        elements=model.elements,
+        n_layers=len(model.interactions),
+        r_max=model.r_max,
+        share=partial(
+            building.shared_pair,
+            reads_elements=read,
+            is_transformed=not isinstance(model.radial.transform, NoTransform),
+        ),
     )
-
-
-def _of_families(item: Tabulated, coefficients: np.ndarray) -> np.ndarray:
-    """Polynomials of what is read, [n_knots, families, n_coef, width], of one pair's."""
-    n_knots, n_coef, _ = coefficients.shape
-    read = item.project(coefficients)
-    return read.reshape(n_knots, n_coef, -1, read.shape[2]).transpose(0, 2, 1, 3)
-
-
-def _names(model: MACE, pairs: Sequence[tuple[int, int]]) -> str:
-    return ", ".join(f"{model.elements[i]} and {model.elements[j]}" for i, j in pairs)
-
-
-def _check_size(model: MACE, n_polynomials: int) -> None:
-    """Raise ``TableError`` where the tables of all pairs would fill the memory of a machine."""
-    plans = [interaction.plan for interaction in model.interactions[1:]]
-    n_bytes = 8 * n_polynomials * sum(plan.n_paths * plan.channels for plan in plans)
-    if n_bytes > MAX_BYTES:
-        raise TableError(
-            f"radial tables of so many pairs of elements would take {n_bytes / 2**30:.0f} GiB; "
-            "name fewer elements in pair_coeff, use precision single, or use radial exact"
-        )
 
 
 def build_repulsion(model: MACE, species: Sequence[int]) -> Repulsion | None:
@@ -126,27 +84,13 @@ def build_repulsion(model: MACE, species: Sequence[int]) -> Repulsion | None:
     def of_present(buffer: Tensor) -> np.ndarray:
         return buffer[list(species)].cpu().numpy()
 
-    charge = of_present(zbl.charge)
-    return Repulsion(
-        charge=model.scale * np.multiply.outer(charge, charge),
-        inverse_length=np.add.outer(*[of_present(zbl.inverse_length)] * 2),
-        bond=np.add.outer(*[of_present(zbl.radius)] * 2),
-        coefficients=tuple(zbl.coefficients),
+    return building.build_repulsion(
+        *map(of_present, (zbl.charge, zbl.inverse_length, zbl.radius)),
+        coefficients=zbl.coefficients,
         decays=zbl.DECAYS,
         p=zbl.p,
+        scale=model.scale,
     )
-
-
-def _shared_pair(model: MACE, i: int, j: int) -> tuple[int, int]:
-    """A pair of species, receiver and sender, with the same functions.
-
-    Transforms are symmetric, or are none at all; networks that read the elements tell all apart.
-    """
-    if any(isinstance(x.radial, NormalizedNetwork) for x in model.interactions):
-        return i, j
-    if isinstance(model.radial.transform, NoTransform):
-        return 0, 0
-    return min(i, j), max(i, j)
 
 
 def _kinds(model: MACE) -> Iterator[tuple[str, OfFeatures, np.ndarray | None]]:
@@ -181,9 +125,7 @@ def _density(norm: DensityNorm) -> OfFeatures:
     return lambda feats: (norm.beta / norm.alpha) * norm.per_edge(feats)
 
 
-def _function(
-    model: MACE, pairs: Sequence[tuple[int, int]], of_features: OfFeatures
-) -> RadialFunction:
+def _function(model: MACE, of_features: OfFeatures, pairs: Sequence[Pair]) -> RadialFunction:
     """Of pairs of receivers and senders, a family each; with exact derivatives, in pieces."""
     device = model.atomic_energies.device
     receiver, sender = torch.tensor(pairs, device=device).T
