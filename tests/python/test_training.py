@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -247,3 +248,34 @@ def test_memory_is_measured():
     for framework in ("torch", "jax"):
         streaming, plain = (peaks[framework, mode, "training"] for mode in ("streaming", "plain"))
         assert 0 < streaming < 0.8 * plain
+
+
+# ---- docs/training.md ----
+
+
+def programs() -> list[str]:
+    page = (FOLDER.parents[1] / "docs" / "training.md").read_text(encoding="utf-8")
+    return re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+
+
+def run_program(source: str, folder: Path) -> dict[str, np.ndarray]:
+    """What it calls ``slopes``."""
+    found: dict = {}
+    source = source.replace('"softer.mace"', f"{str(folder / 'softer.mace')!r}")
+    exec(source.replace('"examples/', f'"{FOLDER.parents[1]}/examples/'), found)  # noqa: S102
+    return {name: np.array(slope) for name, slope in found["slopes"].items()}
+
+
+def test_first_program_of_the_page(tmp_path):
+    """A loss on the forces of three atoms has a derivative by every tensor."""
+    slopes = run_program(programs()[0], tmp_path)
+    assert len(slopes) == len(trainable_names(io.load(tmp_path / "softer.mace")[0]))
+    assert all(np.isfinite(slope).all() for slope in slopes.values())
+
+
+@pytest.mark.slow
+def test_programs_of_the_page_agree(tmp_path):
+    pytest.importorskip("jax", reason="needs JAX: pip install 'mace-stream[jax]'")
+    expected, found = (run_program(source, tmp_path) for source in programs())
+    for name, slope in expected.items():
+        np.testing.assert_allclose(found[name], slope, atol=1e-12 * np.abs(slope).max())
