@@ -93,12 +93,13 @@ def trainable_names(spec: ModelSpec) -> tuple[str, ...]:
     differentiated by them.
 
     Raises:
-        ValueError: A block or an input of the model is not ready for training.
+        ValueError: The model takes inputs such as a charge, whose embedding is a constant here.
     """
-    if spec.inputs or any(layer.block == "NL" for layer in spec.layers):
+    if spec.inputs:
+        names = ", ".join(item.name for item in spec.inputs)
         raise ValueError(
-            "training: expected a model of blocks R, RR, D and DR without inputs such as a charge;"
-            " train this one with mace-torch, and convert the result"
+            f"training: expected a model without inputs, got one that takes {names}; train it with"
+            " mace-torch, and convert the result"
         )
     return tuple(name for name in tensor_rules(spec) if not _CONSTANT.fullmatch(name))
 

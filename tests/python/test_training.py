@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from mace_stream import io
-from mace_stream.spec import ModelSpec
+from mace_stream.spec import InputSpec, ModelSpec
 from mace_stream.tensors import trainable_names
 from mace_stream.torch import conv_derivatives
 
@@ -157,24 +157,50 @@ def test_differences_find_a_lost_term(task, direction, numerical, monkeypatch):
     assert gap(analytic(task, direction), numerical) > 100 * NUMERICAL
 
 
-@pytest.mark.parametrize("name", ["MP-0a medium", "OMAT-0 medium"])
-def test_slopes_are_those_of_mace_torch(name):
-    """mace-torch's gradients, in the place of its weights, are read as a model is."""
+TWINS = ("MP-0a medium", "OMAT-0 medium", "MH-1")
+
+
+def twin(name: str):
+    """A small model of mace-torch, the same as a file holds it, and a batch for it."""
     pytest.importorskip("mace", reason="needs mace-torch: pip install 'mace-stream[test]'")
     from mace_stream.convert.model import read_model
     from mace_stream.testing.twins import tiny
 
-    source = tiny(name, elements=(22,), pair_repulsion=False)
+    source = tiny(name, elements=(22,), pair_repulsion=False, heads=("Default",))
     spec, tensors = read_model(source)
     frames = titanium.structures(2, (1, 2, 1))
     random = np.random.default_rng(7)
     labels = random.normal(-20, 1, 2), random.normal(0, 0.5, (2, 4, 3))
-    batch = titanium.make_batches(frames, *labels, spec.r_max, 2)[0]
-    _, expected = read_model(with_slopes(source, batch))
-    found = slopes_of(spec, tensors, batch)
+    return source, spec, tensors, titanium.make_batches(frames, *labels, spec.r_max, 2)[0]
+
+
+def assert_same_slopes(found: dict, expected: dict) -> None:
     largest = max(np.abs(slope).max() for slope in found.values())
     for key, slope in found.items():
         np.testing.assert_allclose(slope, expected[key], rtol=1e-9, atol=1e-12 * largest)
+
+
+@pytest.mark.parametrize("name", TWINS)
+def test_slopes_are_those_of_mace_torch(name):
+    """mace-torch's gradients, in the place of its weights, are read as a model is."""
+    source, spec, tensors, batch = twin(name)
+    from mace_stream.convert.model import read_model
+
+    _, expected = read_model(with_slopes(source, batch))
+    assert_same_slopes(slopes_of(spec, tensors, batch), expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TWINS)
+def test_slopes_of_jax_are_those_of_torch(name):
+    import fit_jax
+    from jax_model_support import double_precision, jnp
+
+    _, spec, tensors, batch = twin(name)
+    with double_precision():
+        weights = {key: jnp.asarray(tensors[key]) for key in trainable_names(spec)}
+        _, found = fit_jax.compile_loss_and_slopes(spec, tensors)(weights, batch)
+    assert_same_slopes(slopes_of(spec, tensors, batch), found)
 
 
 def with_slopes(source: torch.nn.Module, batch: titanium.Batch) -> torch.nn.Module:
@@ -229,9 +255,9 @@ def test_constants_are_refused(task):
 
 def test_models_that_are_not_ready_are_refused(task):
     spec: ModelSpec = task[0]
-    gated = replace(spec, layers=(replace(spec.layers[0], block="NL"), *spec.layers[1:]))
-    with pytest.raises(ValueError, match="expected a model of blocks R, RR, D and DR"):
-        trainable_names(gated)
+    charge = InputSpec("total_charge", "categorical", 4, 3, 1, has_bias=False)
+    with pytest.raises(ValueError, match="one that takes total_charge; train it with mace-torch"):
+        trainable_names(replace(spec, inputs=(charge,)))
 
 
 # ---- the programs ----
@@ -240,14 +266,12 @@ def test_models_that_are_not_ready_are_refused(task):
 @pytest.mark.slow
 def test_memory_is_measured():
     """Less with the operator than with messages of all edges in memory."""
-    command = [sys.executable, FOLDER / "memory.py", "--repeat", "2", "2", "2"]
+    command = [sys.executable, FOLDER / "memory.py", *"--frameworks torch --repeat 2 2 2".split()]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     rows = [line.split("  ") for line in done.stdout.splitlines()]
-    peaks = {(row[3].split()[0], row[4], row[7]): float(row[8]) for row in rows}
-    assert len(peaks) == 14
-    for framework in ("torch", "jax"):
-        streaming, plain = (peaks[framework, mode, "training"] for mode in ("streaming", "plain"))
-        assert 0 < streaming < 0.8 * plain
+    peaks = {(row[4], row[7]): float(row[8]) for row in rows}
+    assert len(peaks) == 8
+    assert 0 < peaks["streaming", "training"] < 0.8 * peaks["plain", "training"]
 
 
 # ---- docs/training.md ----

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -45,6 +45,11 @@ class Parameters(parameters.Parameters):
         """As NumPy's."""
         given = self.tensors.get(self.prefix + name)
         return given.astype(jnp.float64) if isinstance(given, Array) else super().array(name)
+
+    def join(self, arrays: Sequence[np.ndarray | Array]) -> np.ndarray | Array:
+        """Put arrays one below the other."""
+        is_traced = any(isinstance(array, jax.core.Tracer) for array in arrays)
+        return (jnp if is_traced else np).concatenate(arrays)
 
     def cast(self, array: np.ndarray | Array) -> np.ndarray | Array:
         """Cast a folded float64 array to the model's precision."""

@@ -192,16 +192,16 @@ class NormalizedNetwork:
         mine = params.under(name)
         first, bias = mine.array("0"), mine.array("0.bias")
         n_species_features = (len(first) - n_basis) // 2
-        of_basis, of_sender, of_receiver = np.split(first, [n_basis, n_basis + n_species_features])
+        of_sender, of_receiver = first[n_basis:-n_species_features], first[-n_species_features:]
         sender = params.linear("source_embedding") @ of_sender
         receiver = params.linear("target_embedding") @ of_receiver + bias
-        folded = {"basis": of_basis, "sender": sender, "receiver": receiver}
+        folded = {"basis": first[:n_basis], "sender": sender, "receiver": receiver}
         for k in range(self.n_layers - 1):
             folded[f"norm_weight_{k}"] = mine.array(f"{k}.norm.weight")
             folded[f"norm_bias_{k}"] = mine.array(f"{k}.norm.bias")
         for k in range(1, self.n_layers):
             stacked = [mine.array(str(k)), mine.array(f"{k}.bias")[None]]
-            folded[f"weight_{k}"] = np.concatenate(stacked)
+            folded[f"weight_{k}"] = mine.join(stacked)
         self.parameters: Tree = {key: params.cast(array) for key, array in folded.items()}
 
     def features(self, tree: Tree, edges: EdgeFeatures) -> Array:

@@ -58,6 +58,11 @@ class Parameters(parameters.Parameters):
             return given.double()
         return torch.from_numpy(np.array(self.array(name)))
 
+    def number(self, name: str) -> float | Tensor:
+        """One number; a tensor where a derivative by it is wanted."""
+        number = self.tensor(name)
+        return self.cast(number) if number.requires_grad else float(number)
+
     def linear(self, name: str) -> Tensor:
         """As NumPy's, a tensor."""
         weight = self.tensor(name)

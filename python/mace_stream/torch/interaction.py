@@ -200,7 +200,7 @@ class GatedDensityNorm(DensityNorm):
 
     def __init__(self, layer: LayerSpec, n_basis: int, params: Parameters) -> None:
         nn.Module.__init__(self)
-        self.alpha, self.beta = params.scalar("alpha"), params.scalar("beta")
+        self.alpha, self.beta = params.number("alpha"), params.number("beta")
         self.network = NormalizedNetwork(layer.density_widths, "density", n_basis, params)
 
     def function(self, feats: EdgeFeatures) -> Tensor:
