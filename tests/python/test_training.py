@@ -266,7 +266,8 @@ def test_models_that_are_not_ready_are_refused(task):
 @pytest.mark.slow
 def test_memory_is_measured():
     """Less with the operator than with messages of all edges in memory."""
-    command = [sys.executable, FOLDER / "memory.py", *"--frameworks torch --repeat 2 2 2".split()]
+    command = [sys.executable, FOLDER / "memory.py", "--frameworks", "torch"]
+    command += ["--repeat", "2", "2", "2"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     rows = [line.split("  ") for line in done.stdout.splitlines()]
     peaks = {(row[4], row[7]): float(row[8]) for row in rows}
