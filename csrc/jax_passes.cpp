@@ -214,6 +214,14 @@ void clear(const CudaDriver& driver, CUstream stream, Numbers& numbers) {
   if (target && n_bytes) driver.check(driver.memset(target, 0, n_bytes, stream), "clearing");
 }
 
+/// Between the device and page-locked memory of the host.
+void copy(const CudaDriver& driver, CUstream stream, Numbers& numbers) {
+  const auto target = mace_stream::CUdeviceptr(numbers.number());
+  const auto source = mace_stream::CUdeviceptr(numbers.number());
+  const auto n_bytes = size_t(numbers.number());
+  if (n_bytes) driver.check(driver.copy(target, source, n_bytes, stream), "copying");
+}
+
 /// A kernel's arguments are structs of numbers of 8 bytes, as recorded.
 void launch(const CudaDriver& driver, CUstream stream, Numbers& numbers) {
   const auto function = reinterpret_cast<CUfunction>(numbers.number());
@@ -238,8 +246,10 @@ ffi::Error pass_on_cuda(void* stream, int32_t device, ffi::Span<const int64_t> n
     const ContextScope scope(driver, device);
     Numbers reader(numbers, arrays, results);
     while (!reader.at_end()) {
-      const bool is_launch = reader.number() == 1;
-      (is_launch ? launch : clear)(driver, static_cast<CUstream>(stream), reader);
+      constexpr decltype(&launch) kinds[] = {clear, launch, copy};
+      const int64_t kind = reader.number();
+      if (kind < 0 || kind > 2) throw std::runtime_error("a call of a pass is of no known kind");
+      kinds[kind](driver, static_cast<CUstream>(stream), reader);
     }
   });
 }

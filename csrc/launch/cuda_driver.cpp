@@ -28,6 +28,7 @@ CudaDriver open_driver() {
   find(library, "cuModuleGetFunction", driver.get_function);
   find(library, "cuFuncSetAttribute", driver.set_attribute);
   find(library, "cuMemsetD8Async", driver.memset);
+  find(library, "cuMemcpyAsync", driver.copy);
   find(library, "cuLaunchKernel", driver.launch);
   driver.check(driver.init(0), "cuInit");
   return driver;

@@ -29,6 +29,7 @@ struct CudaDriver {
   CUresult (*get_function)(CUfunction* function, CUmodule module, const char* name);
   CUresult (*set_attribute)(CUfunction function, int attribute, int value);
   CUresult (*memset)(CUdeviceptr target, unsigned char value, std::size_t bytes, CUstream stream);
+  CUresult (*copy)(CUdeviceptr target, CUdeviceptr source, std::size_t bytes, CUstream stream);
   CUresult (*launch)(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
                      unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,
                      CUstream stream, void** arguments, void** extra);

@@ -12,8 +12,18 @@ from model_support import small_twin, spec_and_tensors
 
 from mace_stream.jax import double_precision
 from mace_stream.jax.inference import calls
+from mace_stream.jax.inference.host import HostArrays
 from mace_stream.kernels import inference_cuda, recording
-from mace_stream.kernels.recording import CLEAR, FIRST_RESULT, LAUNCH, MARK, CudaNotes, flat, mark
+from mace_stream.kernels.recording import (
+    CLEAR,
+    COPY,
+    FIRST_RESULT,
+    LAUNCH,
+    MARK,
+    CudaNotes,
+    flat,
+    mark,
+)
 
 
 @pytest.fixture
@@ -153,8 +163,8 @@ def test_marks_survive_structures():
     assert np.int64(at) > 0
 
 
-def test_programs_lower_for_a_gpu(launched):
-    """XLA takes the calls with their attributes and aliases; nothing is compiled."""
+def with_notes(monkeypatch):
+    """An evaluator that knows a list and notes launches, and the numbers of every call."""
     model = spec_and_tensors(small_twin("MP-0a medium"))
     listed = Listed.of(carbide(), model[0].elements, model[0].r_max)
     evaluator = jax_evaluator(model)
@@ -162,9 +172,36 @@ def test_programs_lower_for_a_gpu(launched):
     evaluator.take_list(listed.x)
     passes = passes_of(CudaNotes, evaluator.model.setup, (False, False))
     evaluator.model = _with_calls(evaluator.model, passes)
+    noted, run = [], calls._Call.run
+    monkeypatch.setattr(
+        calls._Call, "run", lambda call, note: noted.append(note["numbers"]) or run(call, note)
+    )
+    return evaluator, listed.x, noted
+
+
+def lowered(evaluator, x):
     with double_precision():
-        arguments = evaluator.model.tree, evaluator._device_list, evaluator._upload(listed.x)
+        arguments = evaluator.model.tree, evaluator._device_list, evaluator._given(x)
         traced = jax.jit(evaluator._without_virials).trace(*arguments)
-        text = traced.lower(lowering_platforms=("cuda",)).as_text()
+        return traced.lower(lowering_platforms=("cuda",)).as_text()
+
+
+def test_programs_lower_for_a_gpu(launched, monkeypatch):
+    """XLA takes the calls with their attributes and aliases; nothing is compiled."""
+    evaluator, x, _ = with_notes(monkeypatch)
+    text = lowered(evaluator, x)
     assert text.count("@mace_stream_pass") == 18
     assert "output_operand_alias" in text
+
+
+def test_a_program_fetches_positions_and_leaves_results(launched, monkeypatch):
+    evaluator, x, noted = with_notes(monkeypatch)
+    n_results = 12 + 3 * len(evaluator._device_list.place)
+    host = HostArrays(np.full((len(x) + 5, 3), np.nan), np.zeros(n_results))
+    evaluator._host = host
+    text = lowered(evaluator, x)
+    assert np.array_equal(host.positions[: len(x)], x)
+    assert text.count("@mace_stream_pass") == 20
+    target, source = host.results.ctypes.data, host.positions.ctypes.data
+    assert noted[0] == [COPY, mark(FIRST_RESULT, 0), source, 24 * (len(x) + 5)]
+    assert noted[-1] == [COPY, target, mark(FIRST_RESULT, 0), 8 * n_results]

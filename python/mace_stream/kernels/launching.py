@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from ctypes import c_void_p
 from typing import Any
+
+import numpy as np
 
 from mace_stream.kernels.nvrtc import Program
 
@@ -64,6 +67,25 @@ def _unload(context: object, module: object) -> None:
         check((*driver.cuModuleUnload(module), None))
     finally:
         check(driver.cuCtxPopCurrent())
+
+
+def page_locked(shape: tuple[int, ...]) -> np.ndarray:
+    """Return float64 zeros in memory that the device of the current context copies by itself.
+
+    The memory goes with the last array that shows it.
+
+    Raises:
+        RuntimeError: The driver reports an error.
+    """
+    from cuda.bindings import driver
+
+    n_bytes = max(1, math.prod(shape)) * np.dtype(np.float64).itemsize
+    address = check(driver.cuMemHostAlloc(n_bytes, driver.CU_MEMHOSTALLOC_PORTABLE))
+    memory = (ctypes.c_char * n_bytes).from_address(int(address))
+    weakref.finalize(memory, driver.cuMemFreeHost, address).atexit = False
+    array = np.frombuffer(memory, np.float64, math.prod(shape)).reshape(shape)
+    array[:] = 0
+    return array
 
 
 def launch(

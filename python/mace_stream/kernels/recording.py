@@ -18,7 +18,7 @@ MARK = 1 << 62
 OFFSET_BITS = 40
 FIRST_RESULT = 1024
 """Results of a call are numbered from here, its arrays from 0."""
-CLEAR, LAUNCH = range(2)
+CLEAR, LAUNCH, COPY = range(3)
 
 Passes = CpuPasses | CudaPasses
 
@@ -49,13 +49,17 @@ class CpuNotes(CpuPasses):
 
 
 class CudaNotes(CudaPasses):
-    """Passes of a CUDA device that note launches and arrays to clear."""
+    """Passes of a CUDA device that note launches, and arrays to clear or to copy."""
 
     def note(self, call: Callable[[CudaPasses], None]) -> dict[str, Any]:
         """Return what ``call`` of one pass comes down to."""
         self._noted: list[int] = []
         call(self)
         return {"numbers": self._noted}
+
+    def copy(self, target: int, source: int, n_bytes: int) -> None:
+        """Copy between the device and page-locked memory of the host."""
+        self._noted += [COPY, target, source, n_bytes]
 
     def _start(
         self, function: object, grid: tuple[int, int], threads: int, *arguments: Any

@@ -86,6 +86,21 @@ class Calls:
         self._passes, self._setup = passes, passes.setup
         self._real = np.dtype(passes.setup.dtype)
 
+    def from_host(self, memory: np.ndarray) -> Array:
+        """What stands in page-locked memory when the program runs."""
+        call = _Call()
+        target = call.write(memory.shape, memory.dtype)
+        address, size = memory.ctypes.data, memory.nbytes
+        (array,) = call.run(self._passes.note(lambda p: p.copy(target, address, size)))
+        return array
+
+    def to_host(self, array: Array, memory: np.ndarray) -> Array:
+        """The array; once it is ready its numbers stand in page-locked memory."""
+        call = _Call()
+        source, address, size = call.change(array), memory.ctypes.data, memory.nbytes
+        (array,) = call.run(self._passes.note(lambda p: p.copy(address, source, size)))
+        return array
+
     def edges(self, nodes: Nodes, x: Array) -> tuple[Edges, Array, Array]:
         """Edges within r_max, node energies [n] and the smallest distance below r_0 [1]."""
         n, n_slots, call = len(nodes.node_atom), len(nodes.slot_atom), _Call()

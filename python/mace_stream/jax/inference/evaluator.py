@@ -18,6 +18,7 @@ from mace_stream.halo import Halo
 from mace_stream.jax.folding import Tree
 from mace_stream.jax.inference.calls import Nodes
 from mace_stream.jax.inference.exchange import RowsOfNodes
+from mace_stream.jax.inference.host import HostArrays
 from mace_stream.jax.inference.lists import (
     Arrangement,
     HostList,
@@ -111,6 +112,7 @@ class InferenceEvaluator:
         self._capacity: list[int] = []
         self._sizes = Sizes()
         self._new_list: HostList | None = None
+        self._host: HostArrays | None = None
         self._ranks: RankRows | None = None
         self._programs: dict[str, tuple[tuple, Callable]] = {}
         self._n_compilations, self._compile_s = 0, 0.0
@@ -186,7 +188,7 @@ class InferenceEvaluator:
             start, compiled = perf_counter(), self._compile_s
             if self._new_list is not None:
                 self._take_list(positions)
-            arguments = self.model.tree, self._device_list, self._upload(positions)
+            arguments = self.model.tree, self._device_list, self._given(positions)
             step = self._with_virials if node_virial else self._without_virials
             program = self._program(step, *arguments)
             ready = perf_counter()
@@ -224,6 +226,17 @@ class InferenceEvaluator:
         in_order = self._program(sort_edges, x, slots, moved)(x, slots, moved)
         rest = nodes_of(found, *in_order), found.long_place(), found.mask, moved, rows
         self._device_list = jax.device_put(DeviceList(*rest), device)
+        if self.placement.on_gpu:
+            sizes = self._sizes.atoms, N_TOTALS + 3 * len(self._device_list.place)
+            if self._host is None or self._host.sizes != sizes:
+                self._host = HostArrays.of(sizes, device.local_hardware_id)
+
+    def _given(self, positions: np.ndarray) -> Array | None:
+        """Positions as the program takes them; on a GPU it fetches them from the host."""
+        if self._host is None:
+            return self._upload(positions)
+        self._host.positions[: len(positions)] = positions
+        return None
 
     def _upload(self, positions: np.ndarray) -> Array:
         x = np.zeros((self._sizes.atoms, 3))
@@ -235,7 +248,9 @@ class InferenceEvaluator:
     def _program(self, function: Callable, *arguments: object) -> Callable:
         """Return ``function`` compiled for the present sizes."""
         name = function.__name__
-        key = self._sizes, () if function is sort_edges else self._arrangement.tiles
+        key = (self._sizes,)
+        if function is not sort_edges:
+            key += self._arrangement.tiles, None if self._host is None else self._host.addresses
         if name not in self._programs or self._programs[name][0] != key:
             start = perf_counter()
             self._programs[name] = key, jax.jit(function).lower(*arguments).compile()
@@ -249,7 +264,10 @@ class InferenceEvaluator:
         def run() -> tuple[np.ndarray, Step]:
             with self.placement.claimed():
                 found = program(*arguments)
-                return np.asarray(found.packed), found
+                if self._host is None:
+                    return np.asarray(found.packed), found
+                found.packed.block_until_ready()
+                return self._host.results, found
 
         return run() if self._ranks is None else self._ranks.run(run)
 
@@ -259,9 +277,11 @@ class InferenceEvaluator:
     def _with_virials(self, *arguments: object) -> Step:
         return self._step(*arguments, per_node=True)
 
-    def _step(self, tree: Tree, given: DeviceList, x: Array, *, per_node: bool) -> Step:
+    def _step(self, tree: Tree, given: DeviceList, x: Array | None, *, per_node: bool) -> Step:
         """One evaluation, of arrays as long as the sizes say."""
         model, n_nodes = self.model, self._arrangement.n_nodes
+        if x is None:
+            x = model.calls.from_host(self._host.positions)
         exchange = None
         if self._ranks is not None:
             exchange = RowsOfNodes(self._ranks, given.sent, n_nodes, self._sizes.remote)
@@ -278,7 +298,10 @@ class InferenceEvaluator:
             _, _, received, sent = model.calls.forces(given.nodes, found.edges, per_node=True)
             virials = [received[given.place[:n_nodes]], sent[given.place]]
         energies = found.node_energy[given.place[:n_nodes]]
-        return Step(jnp.concatenate(totals), energies, virials)
+        packed = jnp.concatenate(totals)
+        if self._host is not None:
+            packed = model.calls.to_host(packed, self._host.results)
+        return Step(packed, energies, virials)
 
     # ---- results ----
 
