@@ -106,7 +106,7 @@ def test_steps_on_a_gpu_repeat_after_new_lists(model, tmp_path):
     with opened(log) as lmp:
         prepare(lmp, setup)
         lines = ["velocity all create 600 1", "neigh_modify every 1 delay 0 check yes"]
-        lmp.commands_list([*lines, "neighbor 0.3 bin", "fix 1 all nve", "run 100"])
+        lmp.commands_list([*lines, "neighbor 0.3 bin", "fix 1 all nve", "run 30"])
         assert_reference(lmp, setup)
     counts = re.findall(r"programs compiled so far: (\d+), in", log.read_text())
     assert counts == ["1"], counts

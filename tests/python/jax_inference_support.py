@@ -50,7 +50,7 @@ class Listed:
             shift = graph.shift[k]
             moved = shift if half and k % 3 == 0 else 0 * shift
             ends.append((row(receiver, -moved), row(sender, shift - moved)))
-        receiver_atom, sender_atom = np.array(ends, np.int32).T.copy()
+        receiver_atom, sender_atom = np.array(ends, np.int32).reshape(-1, 2).T.copy()
         sender, species = graph.sender.astype(np.int32), graph.species.astype(np.int32)
         indptr = graph.indptr.astype(np.int64)
         return cls(np.array(x), (indptr, sender, receiver_atom, sender_atom, species))

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from ase import Atoms
 from jax_inference_support import (
     ENERGY,
     FORCE,
@@ -18,6 +19,7 @@ from model_support import learned, small_twin, spec_and_tensors, truth
 
 from mace_stream.evaluation import TooCloseError
 from mace_stream.jax.inference import pipeline
+from mace_stream.testing.twins import ARCHS
 
 NAMES = ["MP-0a medium", "OMAT-0 medium", pytest.param("MH-1", marks=pytest.mark.slow)]
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -61,6 +63,26 @@ def test_equals_mace_torch_and_torch(sources, name, device):
     assert np.abs(found.virial - expected.virial).max() < FORCE * len(found.forces)
     assert np.abs(found.forces).max() > 1e-2
     assert_close(found, evaluated(torch_evaluator(model), listed), SAME, SAME)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ARCHS)
+def test_every_twin_equals_torch(name):
+    model = spec_and_tensors(small_twin(name))
+    listed = listed_for(model)
+    found = evaluated(jax_evaluator(model), listed)
+    expected = evaluated(torch_evaluator(model), listed)
+    scale = max(1.0, np.abs(expected.forces).max())
+    assert_close(found, expected, SAME * scale, SAME * scale)
+
+
+def test_an_atom_alone(sources):
+    """No edges at all; and some elements are not there."""
+    model = model_of(sources, "MP-0a medium")[1]
+    lone = Atoms("C", [[1.0, 2.0, 3.0]], cell=[15, 15, 15], pbc=True)
+    listed = Listed.of(lone, model[0].elements, model[0].r_max)
+    expected = evaluated(torch_evaluator(model), listed)
+    assert_close(evaluated(jax_evaluator(model), listed), expected, SAME, SAME)
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -266,7 +266,7 @@ class InferenceEvaluator:
                 found = program(*arguments)
                 if self._host is None:
                     return np.asarray(found.packed), found
-                found.packed.block_until_ready()
+                _wait(found.packed, alone=self._ranks is None)
                 return self._host.results, found
 
         return run() if self._ranks is None else self._ranks.run(run)
@@ -358,6 +358,16 @@ class _Explained:
             f"out of memory on {place}; use fewer atoms, precision single, or add the keyword: "
             f"tile N, with N below {tile} ({error})"
         ) from error
+
+
+def _wait(array: Array, *, alone: bool) -> None:
+    """Wait until an array is there, without giving up the processor where no other thread needs it.
+
+    A core that has slept for a step does the host's share of the next one at half its speed.
+    """
+    while alone and not array.is_ready():
+        pass
+    array.block_until_ready()
 
 
 def _n_moved(given: HostList) -> int:

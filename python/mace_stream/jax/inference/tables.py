@@ -27,7 +27,7 @@ from mace_stream.tables import building
 from mace_stream.tables.building import Pair, RadialKind, RadialModel
 from mace_stream.tables.grid import RadialFunction
 
-PIECE = 2048
+PIECE = 512
 """Distances per evaluation, always: one compilation serves all."""
 
 OfFeatures = Callable[[EdgeFeatures], Array]
@@ -44,7 +44,7 @@ def radial_model(spec: ModelSpec, tensors: Mapping[str, np.ndarray]) -> RadialMo
     reads_elements = any(layer.block == "NL" for layer in spec.layers)
     return RadialModel(
         kinds=[
-            RadialKind(name, partial(_function, embedding, of_features), weight)
+            RadialKind(name, partial(_function, _compiled(embedding, of_features)), weight)
             for name, of_features, weight in _kinds(spec, params)
         ],
         elements=spec.elements,
@@ -112,25 +112,34 @@ def _density(norm: DensityNorm, tree: Tree, feats: EdgeFeatures) -> Array:
     return tree.get("beta", 1.0) / tree.get("alpha", 1.0) * norm.per_edge(tree, feats)
 
 
-def _function(
-    embedding: RadialEmbedding, of_features: OfFeatures, pairs: Sequence[Pair]
-) -> RadialFunction:
-    """Of pairs of receivers and senders, a family each; with exact derivatives, in pieces."""
-    receiver, sender = np.array(pairs).T
+Derivatives = Callable[[Array, Array, Array], list[Array]]
+"""Maps distances [PIECE] and pairs, receivers and senders [n], to the function and its first and
+second derivatives, [PIECE, n, width] each."""
 
-    def value(length: Array) -> Array:
+
+def _compiled(embedding: RadialEmbedding, of_features: OfFeatures) -> Derivatives:
+    """One kind of function, compiled once for all pairs."""
+
+    def value(receiver: Array, sender: Array, length: Array) -> Array:
         ends = jnp.tile(sender, len(length)), jnp.tile(receiver, len(length))
-        basis, cutoff = embedding(jnp.repeat(length, len(pairs))[:, None], *ends)
+        basis, cutoff = embedding(jnp.repeat(length, len(sender))[:, None], *ends)
         out = of_features(EdgeFeatures(basis, cutoff, *ends))
-        return out.reshape(len(length), len(pairs), -1)
+        return out.reshape(len(length), len(sender), -1)
 
     @jax.jit
-    def derivatives(length: Array) -> list[Array]:
-        return _derivatives(value, length, 2)
+    def derivatives(length: Array, receiver: Array, sender: Array) -> list[Array]:
+        return _derivatives(partial(value, receiver, sender), length, 2)
+
+    return derivatives
+
+
+def _function(derivatives: Derivatives, pairs: Sequence[Pair]) -> RadialFunction:
+    """Of pairs of receivers and senders, a family each; in pieces."""
+    ends = np.array(pairs).T
 
     def function(r: np.ndarray, order: int) -> list[np.ndarray]:
         pieces = [r[start : start + PIECE] for start in range(0, len(r), PIECE)]
-        parts = [derivatives(np.resize(piece, PIECE)) for piece in pieces]
+        parts = [derivatives(np.resize(piece, PIECE), *ends) for piece in pieces]
         found = [np.concatenate([np.asarray(part[k]) for part in parts]) for k in range(order + 1)]
         return [array[: len(r)] for array in found]
 
