@@ -352,6 +352,26 @@ def test_an_empty_table_is_refused(tmp_path):
     assert "no measurements" in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("where", "message"),
+    [
+        ("devce=cpu", "no such column; there are commit"),
+        ("device", "expected COLUMN=VALUE"),
+        ("device=abacus", "no measurements where {'device': 'abacus'}"),
+    ],
+)
+def test_pictures_of_chosen_rows(tmp_path, where, message):
+    table = tmp_path / "md.csv"
+    numbers = {"n_atoms": 16, "us_per_atom_step": 2, "peak_mib": 100}
+    for device in ("cpu", "cuda"):
+        write_row(table, {**dict.fromkeys(md.columns(), "x"), **numbers, "device": device})
+    command = ["bench", "plot", "--csv", str(table), "--where"]
+    assert CliRunner().invoke(app, [*command, "device=cpu"]).exit_code == 0
+    result = CliRunner().invoke(app, [*command, where])
+    assert result.exit_code == 2
+    assert message in result.stderr
+
+
 def write_row(table, row):
     new = not table.exists()
     with table.open("a", newline="") as file:

@@ -13,14 +13,27 @@ PICTURES = {
 }
 
 
-def plot_table(table: Path, folder: Path) -> list[Path]:
+def plot_table(table: Path, folder: Path, where: dict[str, str] | None = None) -> list[Path]:
     """Draw both pictures, and return their paths.
 
+    Args:
+        table: What ``bench md`` has written.
+        folder: Gets the pictures.
+        where: Column -> value; other rows are left out.
+
     Raises:
-        ValueError: The table has no measurement.
+        ValueError: The table has no such column, or no measurement.
     """
+    where = where or {}
     with table.open(newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row["us_per_atom_step"]]
+        reader = csv.DictReader(file)
+        unknown = set(where) - set(reader.fieldnames or ())
+        if unknown:
+            names = ", ".join(reader.fieldnames or ())
+            raise ValueError(f"--where {', '.join(unknown)}: no such column; there are {names}")
+        rows = [row for row in reader if row["us_per_atom_step"] and where.items() <= row.items()]
+    if not rows and where:
+        raise ValueError(f"{table}: no measurements where {where}")
     if not rows:
         raise ValueError(f"{table}: no measurements; type: mace-stream bench md --csv {table}")
     return [
@@ -39,7 +52,8 @@ def curves(rows: list[dict[str, str]], column: str) -> Curves:
     found: Curves = {}
     for row in rows:
         if row[column]:
-            label = ", ".join(row[name] for name in varied)
+            told_ranks = {**row, "ranks": f"ranks: {row['ranks']}"}
+            label = ", ".join(told_ranks[name] for name in varied)
             found.setdefault(label, {})[int(row["n_atoms"])] = float(row[column])
     return found
 
@@ -50,14 +64,14 @@ def _draw(drawn: Curves, label: str, path: Path) -> Path:
     mpl.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axis = plt.subplots(figsize=(6.5, 4.5))
+    figure, axis = plt.subplots(figsize=(6.5, 4.5 + 0.2 * len(drawn)))
     for name, points in drawn.items():
         sizes = sorted(points)
         axis.loglog(sizes, [points[size] for size in sizes], "o-", label=name)
     axis.set_xlabel("atoms")
     axis.set_ylabel(label)
     axis.grid(visible=True, which="both", alpha=0.3)
-    axis.legend(fontsize="small")
+    axis.legend(fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.15))
     figure.tight_layout()
     figure.savefig(path, dpi=150)
     plt.close(figure)

@@ -113,12 +113,17 @@ def plot(
     folder: Annotated[
         Path | None, typer.Option("--output", help="Folder for the pictures; default: beside it.")
     ] = None,
+    where: Annotated[
+        list[str] | None,
+        typer.Option(metavar="COLUMN=VALUE", help="Rows of this value only; may be repeated."),
+    ] = None,
 ) -> None:
     """Draw time and memory against the number of atoms: md_time.png and md_memory.png."""
     from mace_stream.bench.md_plot import plot_table
 
     try:
-        for path in plot_table(csv_file, folder or csv_file.parent):
+        chosen = dict(split_once(text) for text in where or ())
+        for path in plot_table(csv_file, folder or csv_file.parent, chosen):
             typer.echo(path)
     except (ValueError, OSError) as error:
         typer.echo(f"mace-stream bench plot: {error}", err=True)
@@ -126,6 +131,18 @@ def plot(
 
 
 # ---- what the user typed ----
+
+
+def split_once(text: str) -> tuple[str, str]:
+    """Split ``COLUMN=VALUE``.
+
+    Raises:
+        ValueError: There is no ``=``.
+    """
+    column, sign, value = text.partition("=")
+    if not sign:
+        raise ValueError(f"--where {text}: expected COLUMN=VALUE")
+    return column, value
 
 
 def words(text: str) -> list[str]:
