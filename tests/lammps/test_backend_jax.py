@@ -126,6 +126,7 @@ def test_wrong_tables_are_seen(model, monkeypatch):
     assert np.abs(found.forces - mace_torch(twin, atoms).forces).max() > FORCE
 
 
+@pytest.mark.slow
 def test_verify_compares_with_the_exact_path(model, tmp_path):
     log = tmp_path / "log"
     with opened(log) as lmp:
@@ -165,22 +166,6 @@ def test_edges_come_and_go_without_compilation(model, tmp_path):
     assert re.search(r"jax \d+\.\d+.*, Python 3", text)
     assert "spline: radial tables: quintic" in text
     assert "program        one for a step, compiled by XLA; again when arrays grow" in text
-
-
-@pytest.mark.parametrize(
-    ("style", "reason"),
-    [
-        ("radial exact", "asked for"),
-        ("conv standard", "conv standard is asked for"),
-    ],
-)
-def test_the_exact_path_says_why(model, tmp_path, style, reason):
-    log = tmp_path / "log"
-    with opened(log) as lmp:
-        prepare(lmp, Setup(mixed_cell(), model("plain"), f"{STYLE} {style}"))
-        lmp.command("run 0")
-    told = f"exact: the radial network is evaluated for every edge ({reason})"
-    assert told in log.read_text()
 
 
 @pytest.mark.slow

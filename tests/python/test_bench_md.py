@@ -273,6 +273,7 @@ def test_the_row_names_the_backend(settings, options, impl):
 
 
 @lammps
+@pytest.mark.slow
 def test_jax_is_measured_too(settings):
     pytest.importorskip("mace_stream.jax", exc_type=ImportError)
     (result,) = md.run([384], {}, ["double"], replace(settings, options="backend jax"))

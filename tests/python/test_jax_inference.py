@@ -17,8 +17,11 @@ from jax_inference_support import (
 )
 from model_support import learned, small_twin, spec_and_tensors, truth
 
+from mace_stream.bridge import check_options
 from mace_stream.evaluation import TooCloseError
+from mace_stream.jax.evaluators import choose_evaluator
 from mace_stream.jax.inference import pipeline
+from mace_stream.tables import building
 from mace_stream.testing.twins import ARCHS
 
 NAMES = ["MP-0a medium", "OMAT-0 medium", pytest.param("MH-1", marks=pytest.mark.slow)]
@@ -136,6 +139,40 @@ def test_too_close_atoms_are_named(sources):
         evaluator.evaluate(x, False, False)
     assert caught.value.distance == pytest.approx(0.3)
     assert caught.value.nodes in {(0, int(listed.arrays[1][0])), (int(listed.arrays[1][0]), 0)}
+
+
+def chosen(model, *words, threads=1):
+    options = check_options(["backend", "jax", "device", "cpu", *words])
+    parts = {"head": model[0].heads[0], "species": [0], "launch": (0, threads)}
+    return dict(choose_evaluator(*model, options, **parts).describe())
+
+
+REASONS = {
+    ("radial", "exact"): "asked for",
+    ("conv", "standard"): "conv standard is asked for",
+    ("deterministic", "yes"): "the fast path of backend jax sums in one order on one thread",
+}
+
+
+@pytest.mark.parametrize("words", REASONS)
+def test_the_exact_path_says_why(sources, words):
+    model = model_of(sources, "MP-0a medium")[1]
+    told = chosen(model, *words, threads=2)["radial part"]
+    assert "exact: the radial network is evaluated for every edge" in told
+    assert REASONS[words] in told
+
+
+def test_the_fast_path_is_the_default_and_can_be_asked_for(sources, monkeypatch):
+    model = model_of(sources, "MP-0a medium")[1]
+    told = chosen(model, "deterministic", "yes")
+    assert told["radial part"].startswith("spline: radial tables: quintic")
+    assert told["deterministic"] == "yes: all sums in one order"
+    with pytest.raises(ValueError, match="radial spline cannot serve this model: deterministic"):
+        chosen(model, "radial", "spline", "deterministic", "yes", threads=2)
+    monkeypatch.setattr(building, "MAX_BYTES", 1000)
+    assert "radial tables of so many pairs" in chosen(model)["radial part"]
+    with pytest.raises(ValueError, match="radial spline cannot serve this model: radial tables"):
+        chosen(model, "radial", "spline")
 
 
 def no_skip(step, t, k):
