@@ -241,6 +241,20 @@ def test_two_ranks_equal_mace_torch(model, tmp_path):
         assert_truth(found[name], setup)
 
 
+@pytest.mark.gpu
+@pytest.mark.mpi
+def test_two_ranks_on_gpus_equal_mace_torch(model, tmp_path):
+    """Programs of both ranks wait for rows in callbacks, between launches."""
+    style = "backend jax device cuda precision double"
+    setups = {
+        "three_layers": Setup(triclinic_cell(), model("three_layers"), style),
+        "far_apart": Setup(far_apart(), model("plain"), style),
+    }
+    found = run_jobs([Job(name, setup) for name, setup in setups.items()], 2, tmp_path)
+    for name, setup in setups.items():
+        assert_truth(found[name], setup)
+
+
 @pytest.mark.slow
 @pytest.mark.mpi
 def test_four_ranks_equal_one(model, tmp_path):
