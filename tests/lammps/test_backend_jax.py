@@ -99,6 +99,23 @@ def test_a_gpu_equals_mace_torch(model, case):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("case", ["plain", "images", "charged"])
+def test_lists_made_on_a_gpu_give_the_same(model, case, tmp_path):
+    name, cell, setup, _ = CASES[case]
+    style = f"backend jax device cuda precision double {setup.get('style', '')}"
+    setups = [
+        Setup(cell(), model(name), f"{style} neighbors {kind}") for kind in ("full", "device")
+    ]
+    ours, theirs = map(evaluate, setups)
+    assert ours.gap(theirs) < SAME
+    log = tmp_path / "log"
+    with opened(log) as lmp:
+        prepare(lmp, setups[1])
+        lmp.command("run 0")
+    assert "made on the device" in log.read_text()
+
+
+@pytest.mark.gpu
 def test_steps_on_a_gpu_repeat_after_new_lists(model, tmp_path):
     """Many steps of one program, whose buffers XLA may have captured in a CUDA graph."""
     log = tmp_path / "log"

@@ -112,6 +112,17 @@ def clear(array: int, n_bytes: int, stream: int) -> None:
         check((*driver.cuMemsetD8Async(array, 0, n_bytes, stream), None))
 
 
+def synchronize() -> None:
+    """Wait for what was launched on the default stream of the current context.
+
+    Raises:
+        RuntimeError: The driver reports an error.
+    """
+    from cuda.bindings import driver
+
+    check((*driver.cuStreamSynchronize(0), None))
+
+
 def check(answer: tuple) -> Any:
     """Return what a call of the driver gave, without its status.
 

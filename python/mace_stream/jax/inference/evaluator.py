@@ -12,19 +12,21 @@ import numpy as np
 from jax import Array
 
 from mace_stream.couplings import ConvPlan
-from mace_stream.evaluation import Evaluation, TooCloseError, is_out_of_memory
+from mace_stream.evaluation import Evaluation, TooCloseError
 from mace_stream.folded import grown, padded
 from mace_stream.halo import Halo
 from mace_stream.jax.folding import Tree
 from mace_stream.jax.inference.calls import Nodes
+from mace_stream.jax.inference.device_list import Atoms, PairFinder
 from mace_stream.jax.inference.exchange import RowsOfNodes
-from mace_stream.jax.inference.host import HostArrays
+from mace_stream.jax.inference.host import HostArrays, explained, wait
 from mace_stream.jax.inference.lists import (
     Arrangement,
     HostList,
     Moved,
     Sizes,
     at_least_one,
+    count_moved,
     nodes_of,
     sort_edges,
 )
@@ -75,6 +77,7 @@ class InferenceEvaluator:
         placement: Device and precision.
         species: Elements that may occur, as indices into the model's.
         tile: Nodes that are worked on together; None leaves it to us.
+        finds_pairs: Whether to make neighbor lists here, where that is possible: on a GPU.
         deterministic: Whether results must repeat bit for bit; said in the log.
         inputs: Charge and spin, for models that take them.
 
@@ -82,8 +85,6 @@ class InferenceEvaluator:
         NotImplementedError: The inference path cannot run this model.
         TableError: Its radial tables cannot be made fine enough.
     """
-
-    finds_pairs = False
 
     def __init__(
         self,
@@ -94,6 +95,7 @@ class InferenceEvaluator:
         placement: Placement,
         species: Sequence[int],
         tile: int | None = None,
+        finds_pairs: bool = False,
         deterministic: bool = False,
         inputs: Mapping[str, float] | None = None,
     ) -> None:
@@ -111,7 +113,10 @@ class InferenceEvaluator:
         self._tile = padded(tile) if tile else TILE[placement.on_gpu]
         self._capacity: list[int] = []
         self._sizes = Sizes()
-        self._new_list: HostList | None = None
+        self._new_list: HostList | Atoms | None = None
+        self.finds_pairs = finds_pairs and placement.on_gpu
+        if self.finds_pairs:
+            self._find_pairs = PairFinder(placement.device)
         self._host: HostArrays | None = None
         self._ranks: RankRows | None = None
         self._programs: dict[str, tuple[tuple, Callable]] = {}
@@ -154,18 +159,31 @@ class InferenceEvaluator:
         species: np.ndarray,
     ) -> None:
         """Copy a neighbor list; shapes as in :class:`mace_stream.bridge.Session`."""
+        self._take_species(species, max(0, len(indptr) - 1))
         arrays = map(np.array, (indptr, sender, receiver_atom, sender_atom))
-        self._list = HostList(*arrays, self._species_of[species])
+        self._new_list = HostList(*arrays, self._species)
+
+    def set_atoms(self, n_local: int, node: np.ndarray, species: np.ndarray, cutoff: float) -> None:
+        """Take over atoms instead of a list; see :meth:`mace_stream.bridge.Session.set_atoms`."""
+        n_remote = 0 if self._ranks is None else self._ranks.halo.n_received
+        self._take_species(species, len(species) - n_remote)
+        self._new_list = Atoms(n_local, np.array(node), self._species, cutoff)
+
+    def _take_species(self, species: np.ndarray, n_own: int) -> None:
         self._of_model = np.array(species)
-        self._new_list = self._list
-        counts = self._list.species[: self._list.n_own]
-        self._counts = np.bincount(counts, minlength=len(self.model.constants))
+        self._species = self._species_of[self._of_model]
+        self._counts = np.bincount(self._species[:n_own], minlength=len(self.model.constants))
 
     def pairs(self, positions: np.ndarray) -> tuple[np.ndarray, ...]:
         """Return the list as :meth:`set_topology` takes it."""
-        given = self._list
+        given = self._list if self._new_list is None else self._as_list(positions)
         arrays = given.indptr, given.sender, given.receiver_atom, given.sender_atom
         return (*arrays, self._of_model)
+
+    def _as_list(self, positions: np.ndarray) -> HostList:
+        """The new list, found here where atoms were handed over in place of one."""
+        given = self._new_list
+        return self._find_pairs(given, positions) if isinstance(given, Atoms) else given
 
     def take_list(self, positions: np.ndarray) -> int:
         """Take over a new list, if there is one, before its first evaluation at ``positions``.
@@ -173,7 +191,7 @@ class InferenceEvaluator:
         Returns:
             Number of pairs in the list, each counted from both sides.
         """
-        with self.placement.claimed(), self._explained():
+        with self.placement.claimed(), explained(self.placement, self._tile):
             if self._new_list is not None:
                 self._take_list(positions)
         return len(self._list.sender)
@@ -184,7 +202,7 @@ class InferenceEvaluator:
         Raises:
             TooCloseError: Two atoms are closer than the radial tables reach.
         """
-        with self.placement.claimed(), self._explained():
+        with self.placement.claimed(), explained(self.placement, self._tile):
             start, compiled = perf_counter(), self._compile_s
             if self._new_list is not None:
                 self._take_list(positions)
@@ -202,11 +220,12 @@ class InferenceEvaluator:
 
     def _take_list(self, positions: np.ndarray) -> None:
         """Bring a new list into the passes' order, and grow the arrays if it does not fit."""
-        given, self._new_list = self._new_list, None
+        self._list = given = self._as_list(positions)
+        self._new_list = None
         self._capacity = at_least_one(grown(self._capacity, self._counts.tolist()))
         sent = np.zeros(0, np.int32) if self._ranks is None else self._sent
         n_remote = len(given.species) - given.n_own
-        n_moved = _n_moved(given)
+        n_moved = count_moved(given)
         self._sizes = self._sizes.fitting(
             atoms=len(positions),
             slots=len(given.sender),
@@ -266,7 +285,7 @@ class InferenceEvaluator:
                 found = program(*arguments)
                 if self._host is None:
                     return np.asarray(found.packed), found
-                _wait(found.packed, alone=self._ranks is None)
+                wait(found.packed, alone=self._ranks is None)
                 return self._host.results, found
 
         return run() if self._ranks is None else self._ranks.run(run)
@@ -336,44 +355,6 @@ class InferenceEvaluator:
         slot = int(np.argmin(np.nan_to_num(np.linalg.norm(vec, axis=1), nan=np.inf)))
         receiver = np.searchsorted(given.indptr, slot, side="right") - 1
         return int(receiver), int(given.sender[slot])
-
-    def _explained(self) -> _Explained:
-        return _Explained(self)
-
-
-class _Explained:
-    """Turns a failed allocation into an error that says what to type."""
-
-    def __init__(self, evaluator: InferenceEvaluator) -> None:
-        self._evaluator = evaluator
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> None:
-        if not isinstance(error, MemoryError | RuntimeError) or not is_out_of_memory(error):
-            return
-        place, tile = self._evaluator.placement.device_name, self._evaluator._tile
-        raise ValueError(
-            f"out of memory on {place}; use fewer atoms, precision single, or add the keyword: "
-            f"tile N, with N below {tile} ({error})"
-        ) from error
-
-
-def _wait(array: Array, *, alone: bool) -> None:
-    """Wait until an array is there, without giving up the processor where no other thread needs it.
-
-    A core that has slept for a step does the host's share of the next one at half its speed.
-    """
-    while alone and not array.is_ready():
-        pass
-    array.block_until_ready()
-
-
-def _n_moved(given: HostList) -> int:
-    lengths = np.diff(given.indptr)
-    home = np.repeat(given.receiver_atom[given.indptr[:-1][lengths > 0]], lengths[lengths > 0])
-    return int(np.count_nonzero(given.receiver_atom != home))
 
 
 def _layer_text(plan: ConvPlan | None) -> str:

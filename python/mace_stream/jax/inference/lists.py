@@ -198,3 +198,8 @@ def nodes_of(arrangement: Arrangement, slot_atom: Array, slot_node: Array) -> No
 def at_least_one(capacity: Sequence[int]) -> list[int]:
     """Make room for a node where there is none: programs have arrays with something in them."""
     return list(capacity) if sum(capacity) else [padded(1), *capacity[1:]]
+
+
+def count_moved(given: HostList) -> int:
+    """Return how many senders :func:`with_one_receiver` has to move."""
+    return len(with_one_receiver(given)[1])
