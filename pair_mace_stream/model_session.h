@@ -29,9 +29,9 @@ struct Wanted {
   bool node_virial = false;
 };
 
-/// Exchange of rows of node arrays between ranks, on host memory. On the way out, rows of own nodes
-/// go to the ranks whose edges start from them; on the way home, rows of other ranks' nodes go back
-/// to their owners. Every rank makes the same calls in the same order.
+/// Exchange of rows of node arrays between ranks, on memory that MPI can reach. On the way out,
+/// rows of own nodes go to the ranks whose edges start from them; on the way home, rows of other
+/// ranks' nodes go back to their owners. Every rank makes the same calls in the same order.
 class FeatureExchange {
  public:
   virtual ~FeatureExchange() = default;
@@ -45,6 +45,9 @@ class FeatureExchange {
   virtual void start(const void *out, void *in, std::int64_t row_bytes, bool home) = 0;
   /// Waits for what was started. Throws std::runtime_error where another rank has failed.
   virtual void finish() = 0;
+  /// Whether each exchange of this evaluation is to be made twice, in the two ways that rows can
+  /// go, so that the model compares them. The same on all ranks.
+  virtual bool compares() const = 0;
 };
 
 using Facts = std::map<std::string, std::string>;

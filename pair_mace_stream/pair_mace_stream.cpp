@@ -127,6 +127,7 @@ void PairMACEStream::coeff(int narg, char **arg)
   impl->deviations_of = -1;
   if (comm->nprocs > 1 && !impl->exchange)
     impl->exchange = std::make_unique<mace_stream::RankExchange>(world, impl->messages);
+  if (impl->exchange) impl->exchange->compare_ways(impl->options["gpu_aware"] == "yes");
   const mace_stream::Launch launch = find_launch();
   attempt([&] {
     const std::vector<std::string> symbols(arg + names, arg + narg);

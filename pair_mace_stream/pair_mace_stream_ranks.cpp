@@ -157,6 +157,7 @@ void PairMACEStream::settle_messages()
   const mace_stream::Stopwatch::Lap lap(impl->settling);
   if (!impl->failure.empty()) exchange.abandon();
   stop_if_failed();
+  exchange.succeed();
 }
 
 /* ----------------------------------------------------------------------
@@ -171,6 +172,7 @@ mace_stream::Launch PairMACEStream::find_launch()
   MPI_Comm_rank(node, &launch["node_rank"]);
   MPI_Comm_size(node, &launch["node_ranks"]);
   MPI_Comm_size(MPI_COMM_WORLD, &launch["mpi_ranks"]);    // no communication
+  launch["takes_gpu_memory"] = mace_stream::mpi_takes_gpu_memory();
 
   // ranks that may use the very same cores
 

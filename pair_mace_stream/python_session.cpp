@@ -137,11 +137,13 @@ class PythonSession : public ModelSession {
       });
     };
     const auto finish = [&exchange] { without_gil([&] { exchange.finish(); }); };
+    const auto compares = [&exchange] { return exchange.compares(); };
     in_python([&] {
       const py::object halo =
           py::module_::import("mace_stream.halo")
               .attr("Halo")(view(exchange.sent), view(exchange.peer_counts), exchange.n_received,
-                            py::cpp_function(start), py::cpp_function(finish));
+                            py::cpp_function(start), py::cpp_function(finish),
+                            py::cpp_function(compares));
       session_.attr("set_halo")(halo);
     });
   }

@@ -4,6 +4,9 @@
 #include <stdexcept>
 #include <string>
 
+/// An extension of MPICH and Open MPI, absent in others.
+extern "C" __attribute__((weak)) int MPIX_Query_cuda_support(void);
+
 namespace mace_stream {
 namespace {
 
@@ -20,6 +23,12 @@ const char *at_row(const void *rows, int row, std::int64_t row_bytes)
 }
 
 }    // namespace
+
+int mpi_takes_gpu_memory()
+{
+  if (!MPIX_Query_cuda_support) return -1;
+  return MPIX_Query_cuda_support() ? 1 : 0;
+}
 
 RankExchange::RankExchange(MPI_Comm world, Stopwatch &watch) : watch_(watch)
 {
@@ -55,6 +64,7 @@ void RankExchange::connect(const std::vector<RemoteAtom> &wanted)
   n_received = first_in;
   peer_counts.clear();
   for (const Peer &peer : peers_) peer_counts.push_back(peer.n_out);
+  if (wants_comparison_) look_for_new_peers();
 
   // Tell every owner which of its atoms are wanted: the way home.
 
@@ -63,9 +73,24 @@ void RankExchange::connect(const std::vector<RemoteAtom> &wanted)
   wait(true);
 }
 
+void RankExchange::compare_ways(bool wanted)
+{
+  wants_comparison_ = wanted;
+  compares_ = false;
+  met_.clear();
+}
+
+void RankExchange::look_for_new_peers()
+{
+  int is_any_new = 0;
+  for (const Peer &peer : peers_) is_any_new |= met_.insert(peer.rank).second;
+  MPI_Allreduce(MPI_IN_PLACE, &is_any_new, 1, MPI_INT, MPI_LOR, comm_);
+  compares_ |= is_any_new != 0;
+}
+
 void RankExchange::start(const void *out, void *in, std::int64_t row_bytes, bool home)
 {
-  if (n_started_ == n_expected() || directions_[n_started_] != home)
+  if (n_started_ == n_expected() || next_direction() != home)
     throw std::runtime_error("exchange " + std::to_string(n_started_ + 1) + " of " +
                              std::to_string(n_expected()) + " was not expected");
   const Stopwatch::Lap lap(watch_);
@@ -127,7 +152,7 @@ void RankExchange::abandon()
     } catch (const std::exception &) {    // another rank failed, too
     }
   }
-  for (; n_started_ < n_expected(); n_started_++) send_nothing(directions_[n_started_]);
+  for (; n_started_ < n_expected(); n_started_++) send_nothing(next_direction());
 }
 
 void RankExchange::send_nothing(bool home)

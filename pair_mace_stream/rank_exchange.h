@@ -10,6 +10,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <set>
 #include <vector>
 
 namespace mace_stream {
@@ -27,6 +28,9 @@ struct RemoteAtom {
     return rank == other.rank && atom == other.atom;
   }
 };
+
+/// What MPI says about addresses of CUDA memory: 1 it takes them, 0 it does not, -1 it cannot tell.
+int mpi_takes_gpu_memory();
 
 /// One message to and one from each rank that shares atoms with this one, straight from and into
 /// the caller's memory. A rank that fails in an evaluation sends empty messages in place of those
@@ -50,12 +54,19 @@ class RankExchange : public FeatureExchange {
     directions_.swap(directions);
     return directions;
   }
+  /// Whether exchanges are made twice and compared, until an evaluation has ended well, where some
+  /// rank has peers that it has not met since this call. The same call on all ranks.
+  void compare_ways(bool wanted);
+  bool compares() const override { return compares_; }
+
   /// Before an evaluation.
   void begin() { n_started_ = 0; }
+  /// After one that ended well on all ranks; where nothing travelled, nothing was compared.
+  void succeed() { compares_ = compares_ && directions_.empty(); }
   /// After one that failed: sends and receives what is still owed. Never throws.
   void abandon();
   int n_started() const { return n_started_; }
-  int n_expected() const { return static_cast<int>(directions_.size()); }
+  int n_expected() const { return repeats() * static_cast<int>(directions_.size()); }
 
   void start(const void *out, void *in, std::int64_t row_bytes, bool home) override;
   void finish() override;
@@ -79,9 +90,14 @@ class RankExchange : public FeatureExchange {
   std::vector<int> requested_;
   std::vector<bool> directions_;
   int n_started_ = 0;
+  bool wants_comparison_ = false, compares_ = false;
+  std::set<int> met_;                            // ranks that were peers since `compare_ways`
   std::vector<MPI_Request> receives_, sends_;    // in flight
   std::vector<double> out_, in_;                 // of add_home
 
+  int repeats() const { return compares_ ? 2 : 1; }
+  bool next_direction() const { return directions_[n_started_ / repeats()]; }
+  void look_for_new_peers();
   void post(const void *out, void *in, std::int64_t row_bytes, bool home);
   void wait(bool home);
   void send_nothing(bool home);

@@ -24,7 +24,13 @@ class Halo:
     n_received: int
     """Nodes of other ranks."""
     start: Callable[[int, int, int, bool], None]
-    """``start(out, in, row_bytes, home)`` begins an exchange on host memory: addresses of what goes
-    and of what comes. Every rank starts the same exchanges in the same order."""
+    """``start(out, in, row_bytes, home)`` begins an exchange: addresses of what goes and of what
+    comes, on the host or, with ``gpu_aware``, on the device. Every rank starts the same exchanges
+    in the same order."""
     finish: Callable[[], None]
     """Waits for it. ``ValueError`` where another rank has failed."""
+    compares: Callable[[], bool] = lambda: False
+    """Whether each exchange is to be made twice now, from the device and through the host, and
+    compared. The same on all ranks."""
+    gpu_aware: bool = False
+    """Whether rows go from the device straight to other ranks."""

@@ -137,6 +137,19 @@ def fail_in_jax(rank: int, home: bool) -> object:
     return mock.patch.object(RankRows, "_do", wrong)
 
 
+def gpu_aware(plant: str, *arguments: object) -> object:
+    """A plant of ``gpu_aware_plants``, which imports torch."""
+    import gpu_aware_plants
+
+    return getattr(gpu_aware_plants, plant)(*arguments)
+
+
+def take_notes() -> dict[str, int]:
+    """What those plants have counted since the last call."""
+    plants = sys.modules.get("gpu_aware_plants")
+    return plants.take_notes() if plants else {}
+
+
 PLANTS = {
     "spoil_jax": spoil_jax,
     "fail_in_jax": fail_in_jax,
@@ -144,6 +157,7 @@ PLANTS = {
     "skip_sum": skip_sum,
     "fail_on": fail_on,
     "fail_in": fail_in,
+    "gpu_aware": gpu_aware,
 }
 
 
@@ -167,6 +181,7 @@ def main(jobs: str, out: str) -> None:
         for job in json.load(file):
             found = run(lmp, job)
             found["errors"] = MPI.COMM_WORLD.allgather(found.get("error"))
+            found["notes"] = MPI.COMM_WORLD.allgather(take_notes())
             results[job["name"]] = found
     if MPI.COMM_WORLD.rank == 0:
         with open(out, "w", encoding="utf-8") as file:

@@ -21,6 +21,7 @@ ALL_KEYWORDS = " ".join(
     [
         "device cpu precision double conv standard radial exact",
         "graphs no verify no deterministic no tile 64 backend torch committee mean neighbors auto",
+        "gpu_aware no",
         "head Default charge 0 spin 1",
     ]
 )

@@ -37,6 +37,7 @@ PYTHON_FILES = [
     PACKAGE / "torch" / "evaluator.py",
     PACKAGE / "torch" / "evaluators.py",
     PACKAGE / "torch" / "placement.py",
+    PACKAGE / "torch" / "ranks.py",
     PACKAGE / "torch" / "inference" / "evaluator.py",
     PACKAGE / "torch" / "inference" / "memory.py",
     PACKAGE / "torch" / "inference" / "tables.py",

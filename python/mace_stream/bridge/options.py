@@ -39,6 +39,7 @@ KEYWORDS = {
     "backend": Keyword(*_one_of("torch", "jax"), "torch"),
     "committee": Keyword(*_one_of("mean", "first"), "mean"),
     "neighbors": Keyword(*_one_of("auto", "full", "half", "device"), "auto"),
+    "gpu_aware": Keyword(*_one_of("yes", "no"), "no"),
     "charge": Keyword("a number, in units of e", lambda v: bool(_NUMBER.fullmatch(v)), ""),
     "spin": Keyword("a number, 2S + 1", lambda v: bool(_NUMBER.fullmatch(v)), ""),
     "head": Keyword("the name of a head of the model", lambda value: True, ""),

@@ -29,13 +29,15 @@ def start(session: Session, facts: Mapping[str, str], committee: Committee | Non
         committee: All models, if there are several.
     """
     place = session.evaluator.placement
+    places = facts.get("ranks", "").splitlines()
     lines = [
         ("model", f"{session.path} ({session.spec.architecture})"),
         ("SHA-256", session.sha256),
         ("head", f"{session.head} (of: {', '.join(session.spec.heads)})"),
         *_inputs(session),
         *_types(session),
-        *_ranks(facts.get("ranks", "").splitlines()),
+        *_ranks(places),
+        *_route(session, max(1, len(places))),
         ("device", place.device_name),
         ("precision", f"{place.precision} ({place.precision_reason})"),
         ("threads", str(place.threads)),
@@ -109,6 +111,11 @@ def _ranks(places: Sequence[str]) -> list[tuple[str, str]]:
         lines.append((name, place))
         first = last + 1
     return lines
+
+
+def _route(session: Session, n_ranks: int) -> list[tuple[str, str]]:
+    text = session.route(n_ranks)
+    return [("exchange", text)] if text else []
 
 
 def _types(session: Session) -> list[tuple[str, str]]:

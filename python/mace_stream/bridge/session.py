@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from importlib import import_module, metadata
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import numpy as np
 from mace_stream import io
 from mace_stream.bridge import report
 from mace_stream.bridge.elements import map_types
+from mace_stream.bridge.gpu_aware import check_gpu_aware, route_text
 from mace_stream.bridge.launch import Launch
 from mace_stream.bridge.linking import own_symbols_first
 from mace_stream.bridge.options import INPUTS, given_inputs
@@ -63,6 +65,11 @@ class Session:
             species=sorted({int(z) for z in self.type_species if z >= 0}),
             launch=(self.launch.rank, self.launch.threads()),
         )
+        self._gpu_aware = options["gpu_aware"] == "yes"
+        self._takes_gpu_memory = (counted or {}).get("takes_gpu_memory", -1)
+        if self._gpu_aware:
+            on_gpu = self.evaluator.placement.on_gpu
+            check_gpu_aware(self.backend, on_gpu, self._takes_gpu_memory)
 
     n_models = 1
 
@@ -90,7 +97,7 @@ class Session:
             raise ValueError(
                 "verify yes works on one MPI rank; use it there, with run 0, and leave it out here"
             )
-        self.evaluator.set_halo(halo)
+        self.evaluator.set_halo(replace(halo, gpu_aware=self._gpu_aware))
 
     def set_topology(
         self,
@@ -224,6 +231,11 @@ class Session:
             nodes_of_atoms(len(positions), *pairs[:4]),
             placement.precision,
         )
+
+    def route(self, n_ranks: int) -> str:
+        """How rows travel between ranks and why, for the log, or nothing."""
+        on_gpu = self.evaluator.placement.on_gpu
+        return route_text(self._gpu_aware, on_gpu, self._takes_gpu_memory, n_ranks)
 
     @property
     def placement(self) -> str:

@@ -48,35 +48,38 @@ class Placement:
         return DTYPES[self.precision]
 
     @property
+    def on_gpu(self) -> bool:
+        """Whether the device is no CPU."""
+        return self.device.type == "cuda"
+
+    @property
     def device_name(self) -> str:
         """Name of the device for the log."""
-        if self.device.type != "cuda":
+        if not self.on_gpu:
             return "cpu"
         return f"{torch.cuda.get_device_name(self.device)} ({self.device})"
 
     @contextmanager
     def claimed(self) -> Iterator[None]:
         """Make the device the current one and set the number of threads, and undo both."""
-        on_gpu = self.device.type == "cuda"
-        device = torch.cuda.device(self.device) if on_gpu else nullcontext()
+        device = torch.cuda.device(self.device) if self.on_gpu else nullcontext()
         with borrowed_threads(self.threads), device:
             yield
 
     def synchronize(self) -> None:
         """Wait for the device."""
-        if self.device.type == "cuda":
+        if self.on_gpu:
             torch.cuda.synchronize(self.device)
 
     def forget_peak(self) -> None:
         """Give memory back that is not used any more, and measure the largest anew."""
-        if self.device.type == "cuda":
+        if self.on_gpu:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(self.device)
 
     def peak_bytes(self) -> int:
         """Largest memory of the device that torch has held."""
-        on_gpu = self.device.type == "cuda"
-        return torch.cuda.max_memory_allocated(self.device) if on_gpu else 0
+        return torch.cuda.max_memory_allocated(self.device) if self.on_gpu else 0
 
 
 def choose_device(name: str, node_rank: int = 0) -> torch.device:
