@@ -40,14 +40,20 @@ def job(model, name: str, style: str, plants: tuple = ()) -> Job:
 
 @pytest.fixture(scope="module")
 def results(model, tmp_path_factory):
-    """Every style both ways, on two ranks."""
-    jobs = [job(model, f"usual_{name}", style) for name, style in STYLES.items()]
+    """Every style both ways, on two ranks, and what should repeat by itself."""
+    jobs = [job(model, "again_fixed", STYLES["fixed"])]
+    jobs += [job(model, f"usual_{name}", style) for name, style in STYLES.items()]
     straight = (("gpu_aware", "straight_on_gpu"),)
     jobs += [
         job(model, f"straight_{name}", f"{style} gpu_aware yes", straight)
         for name, style in STYLES.items()
     ]
     return run_jobs(jobs, 2, tmp_path_factory.mktemp("straight"))
+
+
+def test_the_usual_way_repeats(results):
+    """Without this the next test means nothing."""
+    assert gap(results["again_fixed"], results["usual_fixed"]) == 0
 
 
 @pytest.mark.parametrize("name", STYLES)

@@ -124,6 +124,7 @@ def log(model, tmp_path_factory):
 def test_log_counts_all_ranks(log):
     assert re.search(r"^  graph +54 atoms, \d+ edges, skin included$", log, re.MULTILINE)
     assert re.search(r"^  ranks 0-1 +\S+: cpu, threads: 2$", log, re.MULTILINE)
+    assert len(re.findall(r"^  exchange +from host memory, where the model is$", log, re.M)) == 1
     assert log.count("pair_style mace/stream: 5 evaluations") == 1
     assert re.search(r"^  exchange +[\d.]+ +[\d.]+ %$", log, re.MULTILINE)
     assert re.search(
