@@ -19,7 +19,7 @@ demo:
 
 test:
 	@bash tools/setup.sh test
-	@.venv/bin/python -m pytest $(PYTEST_ARGS)
+	@OMP_NUM_THREADS=1 .venv/bin/python -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
 
 clean:
 	rm -rf .venv build demo .setup.log
