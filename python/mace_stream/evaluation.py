@@ -48,24 +48,37 @@ NAMED = 6
 """No more atoms than this are named in a message."""
 
 
-def check_finite(result: Evaluation, name: Callable[[int], str]) -> None:
+def _list_of(nodes: np.ndarray, name: Callable[[int], str]) -> str:
+    return ", ".join(map(name, nodes[:NAMED])) + ", ..." * (nodes.size > NAMED)
+
+
+def check_finite(
+    result: Evaluation,
+    name: Callable[[int], str],
+    node_energies: Callable[[], np.ndarray | None] = lambda: None,
+) -> None:
     """Raise ``ValueError`` if energy, forces or virial hold a value that is not finite.
 
     Args:
         result: As evaluated.
         name: Tells the id and place of the atom of a node.
+        node_energies: Finds the energies of the nodes, or nothing; called where only the energy
+            is not finite.
     """
     bad = np.flatnonzero(~np.isfinite(result.forces).all(axis=1))
     if bad.size:
-        named = ", ".join(map(name, bad[:NAMED])) + ", ..." * (bad.size > NAMED)
         raise ValueError(
-            f"forces on {bad.size} of {len(result.forces)} atoms are not finite: {named}; "
+            f"forces on {bad.size} of {len(result.forces)} atoms are not finite: "
+            f"{_list_of(bad, name)}; "
             "atoms are on top of each other or far outside what the model knows: look at the last "
             "positions, and use a smaller timestep"
         )
     if not (np.isfinite(result.energy) and np.isfinite(result.virial).all()):
+        energies = node_energies()
+        bad = np.flatnonzero(~np.isfinite(energies)) if energies is not None else bad
+        of = f"; the energies of these atoms are not: {_list_of(bad, name)}" if bad.size else ""
         raise ValueError(
-            f"energy {result.energy} eV or virial is not finite, although the forces are"
+            f"energy {result.energy} eV or virial is not finite, although the forces are{of}"
         )
 
 

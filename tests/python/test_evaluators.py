@@ -1,9 +1,13 @@
-"""Which evaluator serves a model."""
+"""Which evaluator serves a model, and what is checked of what it returns."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 from model_support import small_twin, spec_and_tensors
 
 from mace_stream.bridge import check_options
+from mace_stream.evaluation import Evaluation, check_finite
 from mace_stream.tables import building
 from mace_stream.torch.evaluator import TorchEvaluator
 from mace_stream.torch.evaluators import choose_evaluator
@@ -49,3 +53,15 @@ def test_tables_that_cannot_be_had(model, monkeypatch):
     assert "radial tables of so many pairs" in log_of(evaluator)
     with pytest.raises(ValueError, match="radial spline cannot serve this model: radial tables"):
         choose(model, "radial", "spline")
+
+
+def test_a_total_that_is_not_finite_names_atoms_by_their_energies():
+    """Files hold finite numbers only, so that this takes sums that overflow."""
+    energies = np.array([0.0, np.inf, 1.0, np.nan])
+    result = Evaluation(np.nan, np.zeros((4, 3)), np.zeros((3, 3)))
+    told = "although the forces are; the energies of these atoms are not: node 1, node 3$"
+    with pytest.raises(ValueError, match=told):
+        check_finite(result, "node {}".format, lambda: energies)
+    with pytest.raises(ValueError, match=r"although the forces are$"):
+        check_finite(result, "node {}".format)
+    check_finite(replace(result, energy=0.0), "node {}".format, lambda: energies)

@@ -65,6 +65,7 @@ class Session:
             species=sorted({int(z) for z in self.type_species if z >= 0}),
             launch=(self.launch.rank, self.launch.threads()),
         )
+        self._is_alone = True
         self._gpu_aware = options["gpu_aware"] == "yes"
         self._takes_gpu_memory = (counted or {}).get("takes_gpu_memory", -1)
         if self._gpu_aware:
@@ -97,6 +98,7 @@ class Session:
             raise ValueError(
                 "verify yes works on one MPI rank; use it there, with run 0, and leave it out here"
             )
+        self._is_alone = False
         self.evaluator.set_halo(replace(halo, gpu_aware=self._gpu_aware))
 
     def set_topology(
@@ -181,7 +183,14 @@ class Session:
                 f"{pair.reach:g} Å, where the radial tables start; they are at {places} Å; check "
                 "the structure, use a smaller timestep, or add the keyword: radial exact"
             ) from None
-        check_finite(result, lambda node: self._atom(node, positions))
+
+        def node_energies() -> np.ndarray | None:
+            """On several ranks the others do not take part in another evaluation."""
+            if result.node_energy is not None or not self._is_alone:
+                return result.node_energy
+            return self.evaluator.evaluate(positions, True, False).node_energy
+
+        check_finite(result, lambda node: self._atom(node, positions), node_energies)
         return result
 
     def _atom(self, node: int, positions: np.ndarray) -> str:
