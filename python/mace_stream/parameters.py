@@ -1,4 +1,4 @@
-"""Reading tensors of a model file as float64, with the constants that belong to them."""
+"""Tensors of a model file as float64, with the constants that belong to them; its couplings."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from math import sqrt
 from typing import Any
 
 import numpy as np
+
+from mace_stream.couplings import ConvPlan
+from mace_stream.spec import LayerSpec, ModelSpec
 
 
 class Parameters:
@@ -46,3 +49,14 @@ class Parameters:
         """Names under the prefix, prefix removed."""
         start = len(self.prefix)
         return [name[start:] for name in self.tensors if name.startswith(self.prefix)]
+
+
+def build_plan(spec: ModelSpec, layer: LayerSpec, params: Parameters) -> ConvPlan:
+    """Build the convolution's tables with the coupling tensors of the file."""
+    w3j = {
+        (path.ir_in, path.l_edge, path.ir_out): params.array(
+            f"w3j.{path.ir_in}.{path.l_edge}.{path.ir_out}"
+        )
+        for path in layer.paths
+    }
+    return ConvPlan.build(layer.irreps_up, spec.l_max, layer.paths, w3j)

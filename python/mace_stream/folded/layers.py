@@ -20,7 +20,7 @@ from mace_stream.folded.blocks import (
     irrep_linear,
     parts_of,
 )
-from mace_stream.parameters import Parameters
+from mace_stream.parameters import Parameters, build_plan
 from mace_stream.spec import LayerSpec, ModelSpec, ReadoutSpec
 
 RESIDUAL = ("RR", "DR", "NL")
@@ -281,17 +281,6 @@ def last_radial_weight(layer: LayerSpec, params: Parameters) -> np.ndarray:
         return np.concatenate([mine.array(str(last)), mine.array(f"{last}.bias")[None]])
     scale = layer.radial_activation_scale if last > 0 else 1.0
     return scale * params.linear(f"radial.{last}")
-
-
-def build_plan(spec: ModelSpec, layer: LayerSpec, params: Parameters) -> ConvPlan:
-    """Build the convolution's tables with the coupling tensors of the file."""
-    w3j = {
-        (path.ir_in, path.l_edge, path.ir_out): params.array(
-            f"w3j.{path.ir_in}.{path.l_edge}.{path.ir_out}"
-        )
-        for path in layer.paths
-    }
-    return ConvPlan.build(layer.irreps_up, spec.l_max, layer.paths, w3j)
 
 
 def _constant_coupling(coupling) -> float:  # noqa: ANN001

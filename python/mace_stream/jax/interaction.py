@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from mace_stream.couplings import ConvPlan, FeatureLayout
+from mace_stream.couplings import FeatureLayout
 from mace_stream.jax.conv import conv
 from mace_stream.jax.folding import Parameters, Tree, activation
 from mace_stream.jax.geometry import Graph
@@ -21,6 +21,7 @@ from mace_stream.jax.radial import (
     NormalizedRadialNetwork,
     RadialNetwork,
 )
+from mace_stream.parameters import build_plan
 from mace_stream.spec import BLOCKS, GateSpec, LayerSpec, ModelSpec
 
 RESIDUAL = ("RR", "DR", "NL")
@@ -262,14 +263,3 @@ class Gate:
         scalars, gates, rest = jnp.split(x, [1, 1 + self.n_gates], axis=1)
         factors = (self.factor_scale * self.factor(gates))[:, self.row_of_gate]
         return jnp.concatenate([self.scalar_scale * self.scalar(scalars), rest * factors], axis=1)
-
-
-def build_plan(spec: ModelSpec, layer: LayerSpec, params: Parameters) -> ConvPlan:
-    """Build the convolution's tables with the coupling tensors of the file."""
-    w3j = {
-        (path.ir_in, path.l_edge, path.ir_out): params.array(
-            f"w3j.{path.ir_in}.{path.l_edge}.{path.ir_out}"
-        )
-        for path in layer.paths
-    }
-    return ConvPlan.build(layer.irreps_up, spec.l_max, layer.paths, w3j)

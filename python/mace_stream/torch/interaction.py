@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from mace_stream.couplings import ConvPlan, FeatureLayout
+from mace_stream.couplings import FeatureLayout
+from mace_stream.parameters import build_plan
 from mace_stream.spec import BLOCKS, GateSpec, LayerSpec, ModelSpec
 from mace_stream.torch.conv import conv
 from mace_stream.torch.folding import Parameters, activation
@@ -246,14 +247,3 @@ class Gate(nn.Module):
         scalars, gates, rest = x.split([1, self.n_gates, len(self.row_of_gate)], dim=1)
         factors = (self.factor_scale * self.factor(gates)).index_select(1, self.row_of_gate)
         return torch.cat([self.scalar_scale * self.scalar(scalars), rest * factors], dim=1)
-
-
-def build_plan(spec: ModelSpec, layer: LayerSpec, params: Parameters) -> ConvPlan:
-    """Build the convolution's tables with the coupling tensors of the file."""
-    w3j = {
-        (path.ir_in, path.l_edge, path.ir_out): params.array(
-            f"w3j.{path.ir_in}.{path.l_edge}.{path.ir_out}"
-        )
-        for path in layer.paths
-    }
-    return ConvPlan.build(layer.irreps_up, spec.l_max, layer.paths, w3j)
