@@ -100,7 +100,8 @@ def test_the_program_refuses_before_the_first_step(model, tmp_path):
 ASK_MPI = """
 import ctypes
 from mpi4py import MPI
-paths = {line.split()[-1] for line in open("/proc/self/maps") if "/libmpi.so" in line}
+lines = [line for line in open("/proc/self/maps") if "/libmpi.so" in line]
+paths = {line.split(maxsplit=5)[-1].strip() for line in lines}
 answers = [ctypes.CDLL(path).MPIX_Query_cuda_support() for path in paths]
 print(*answers)
 """
