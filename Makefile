@@ -19,7 +19,7 @@ demo:
 
 test:
 	@bash tools/setup.sh test
-	@OMP_NUM_THREADS=1 .venv/bin/python -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
+	@OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive .venv/bin/python -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
 
 clean:
 	rm -rf .venv build demo .setup.log
