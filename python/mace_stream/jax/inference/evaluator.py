@@ -26,9 +26,9 @@ from mace_stream.jax.inference.lists import (
     Moved,
     Sizes,
     at_least_one,
-    count_moved,
     nodes_of,
     sort_edges,
+    with_one_receiver,
 )
 from mace_stream.jax.inference.model import prepare
 from mace_stream.jax.inference.pipeline import Pipeline
@@ -225,17 +225,17 @@ class InferenceEvaluator:
         self._capacity = at_least_one(grown(self._capacity, self._counts.tolist()))
         sent = np.zeros(0, np.int32) if self._ranks is None else self._sent
         n_remote = len(given.species) - given.n_own
-        n_moved = count_moved(given)
+        straightened = with_one_receiver(given)
         self._sizes = self._sizes.fitting(
             atoms=len(positions),
             slots=len(given.sender),
             remote=n_remote,
             sent=len(sent),
-            moved=n_moved,
+            moved=len(straightened.moved),
         )
         if self._ranks is not None:  # no rank's program lacks an exchange
             self._sizes = self._sizes.fitting(remote=1, sent=1)
-        found = Arrangement(given, self._capacity, self._sizes, self._tile)
+        found = Arrangement(straightened, self._capacity, self._sizes, self._tile)
         self._arrangement = found
         rows = np.full(self._sizes.sent, found.n_nodes, np.int32)
         rows[: len(sent)] = found.place[sent]

@@ -85,18 +85,24 @@ class Moved(NamedTuple):
         return jnp.concatenate([x, x[self.sender] - x[self.receiver] + x[self.home]])
 
 
-def with_one_receiver(given: HostList) -> tuple[HostList, np.ndarray, np.ndarray]:
-    """Name one receiver position per row.
+class Straightened(NamedTuple):
+    """A list that names one receiver position per row."""
 
-    Returns:
-        The list; the slots whose senders have to move; and all three atoms of those, [3, n].
-    """
+    given: HostList
+    moved: np.ndarray
+    """Slots whose senders have to move."""
+    ends: np.ndarray
+    """Sender, receiver and home of those, [3, n]."""
+
+
+def with_one_receiver(given: HostList) -> Straightened:
+    """Name one receiver position per row: the first."""
     lengths = np.diff(given.indptr)
     starts = given.indptr[:-1][lengths > 0]
     home = np.repeat(given.receiver_atom[starts], lengths[lengths > 0])
     moved = np.flatnonzero(given.receiver_atom != home)
     ends = np.stack([a[moved] for a in (given.sender_atom, given.receiver_atom, home)])
-    return replace(given, receiver_atom=home), moved, ends
+    return Straightened(replace(given, receiver_atom=home), moved, ends)
 
 
 class Slots(NamedTuple):
@@ -117,32 +123,34 @@ class Arrangement:
     """A list on the host, its nodes in the passes' order.
 
     Args:
-        given: The list.
+        straightened: The list.
         capacity: Nodes of each species that there is room for.
         sizes: Lengths of arrays.
         tile: Nodes per tile.
     """
 
-    def __init__(self, given: HostList, capacity: Sequence[int], sizes: Sizes, tile: int) -> None:
+    def __init__(
+        self, straightened: Straightened, capacity: Sequence[int], sizes: Sizes, tile: int
+    ) -> None:
+        given, moved, ends = straightened
         n_own, n_species = given.n_own, len(capacity)
         self.n_nodes = sum(capacity)
         self.tiles: tuple[Tile, ...] = tuple(make_tiles(capacity, 1, tile))
         own = _places(given.species[:n_own], np.cumsum(capacity) - capacity)
         remote = self.n_nodes + np.arange(len(given.species) - n_own)
         self.place = np.concatenate([own, remote]).astype(np.int32)
-        one, moved, ends = with_one_receiver(given)
         lengths = np.zeros(self.n_nodes + 1, np.int64)
-        lengths[1 + own] = np.diff(one.indptr)
+        lengths[1 + own] = np.diff(given.indptr)
         species = np.zeros(self.n_nodes + sizes.remote, np.int32)
         species[: self.n_nodes] = np.repeat(np.arange(n_species), capacity)
         species[self.place] = given.species
-        node = np.repeat(own, np.diff(one.indptr))
+        node = np.repeat(own, np.diff(given.indptr))
         node_atom = np.zeros(self.n_nodes, np.int32)
-        node_atom[node] = one.receiver_atom
-        sender_atom = one.sender_atom.copy()
+        node_atom[node] = given.receiver_atom
+        sender_atom = given.sender_atom.copy()
         sender_atom[moved] = sizes.atoms + np.arange(len(moved))
-        run = node * n_species + given.species[one.sender]
-        slots = node, one.receiver_atom, sender_atom, self.place[one.sender], run
+        run = node * n_species + given.species[given.sender]
+        slots = node, given.receiver_atom, sender_atom, self.place[given.sender], run
         self.slots = Slots(*(_long(a, sizes.slots) for a in slots), np.int32(len(node)))
         self.moved = Moved(*(_long(a, sizes.moved) for a in ends))
         self.first, self.node_atom, self.species = np.cumsum(lengths), node_atom, species
@@ -198,8 +206,3 @@ def nodes_of(arrangement: Arrangement, slot_atom: Array, slot_node: Array) -> No
 def at_least_one(capacity: Sequence[int]) -> list[int]:
     """Make room for a node where there is none: programs have arrays with something in them."""
     return list(capacity) if sum(capacity) else [padded(1), *capacity[1:]]
-
-
-def count_moved(given: HostList) -> int:
-    """Return how many senders :func:`with_one_receiver` has to move."""
-    return len(with_one_receiver(given)[1])
