@@ -305,17 +305,15 @@ class InferenceEvaluator:
         if self._ranks is not None:
             exchange = RowsOfNodes(self._ranks, given.sent, n_nodes, self._sizes.remote)
         parts = model.setup, model.layers, model.calls, self._arrangement.tiles
-        pipeline = Pipeline(*parts, n_nodes, exchange)
+        pipeline = Pipeline(*parts, n_nodes, exchange, per_node=per_node)
         with jax.default_matmul_precision("highest"):  # the default on GPUs has three digits
             found = pipeline(tree, given.nodes, given.moved.appended(x))
         energy = jnp.sum(found.node_energy * given.mask)
         n_edges = jnp.sum(found.edges.count).astype(jnp.float64)
         forces = found.forces[given.place]
         totals = energy[None], found.virial, found.closest, n_edges[None], forces.reshape(-1)
-        virials = []
-        if per_node:
-            _, _, received, sent = model.calls.forces(given.nodes, found.edges, per_node=True)
-            virials = [received[given.place[:n_nodes]], sent[given.place]]
+        places = given.place[:n_nodes], given.place
+        virials = [v[place] for v, place in zip(found.node_virials, places, strict=False)]
         energies = found.node_energy[given.place[:n_nodes]]
         packed = jnp.concatenate(totals)
         if self._host is not None:

@@ -42,6 +42,8 @@ class Evaluated(NamedTuple):
     closest: Array
     """[1] float64: the smallest distance below r_0, or infinity."""
     edges: Edges
+    node_virials: list[Array]
+    """Empty, or [n_nodes, 9] of receivers and [n_senders, 9] of senders, float64."""
 
 
 @dataclass
@@ -67,6 +69,7 @@ class Pipeline:
         tiles: Cover all nodes.
         n_nodes: Own nodes, padding included.
         exchange: On several ranks.
+        per_node: Whether virials of every node are wanted.
     """
 
     def __init__(
@@ -77,7 +80,10 @@ class Pipeline:
         tiles: Sequence[Tile],
         n_nodes: int,
         exchange: Exchange | None = None,
+        *,
+        per_node: bool = False,
     ) -> None:
+        self.per_node = per_node
         self.setup, self.layers, self.calls = setup, layers, calls
         self.tiles, self.n_nodes, self.exchange = tiles, n_nodes, exchange
 
@@ -113,8 +119,10 @@ class _Step:
             bars = self._linear_up_backward(t + 1)
             for k in range(len(self.tiles)):
                 self._backward(t, k, bars[k])
-        forces, virial = self.calls.forces(self.nodes, self.edges)
-        return Evaluated(self.energy, forces, virial, self.closest, self.edges)
+        forces, virial, *node_virials = self.calls.forces(
+            self.nodes, self.edges, per_node=self.p.per_node
+        )
+        return Evaluated(self.energy, forces, virial, self.closest, self.edges, node_virials)
 
     def _last_layer(self, t: int) -> None:
         """Forward and straight back."""
