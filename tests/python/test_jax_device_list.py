@@ -14,6 +14,7 @@ pytest.importorskip("mace_stream.jax", exc_type=ImportError)
 from mace_stream.jax import double_precision  # noqa: E402
 from mace_stream.jax.inference import device_list  # noqa: E402
 from mace_stream.jax.inference.device_list import Atoms, PairFinder  # noqa: E402
+from mace_stream.kernels import cell_list  # noqa: E402
 
 
 def array_at(address, shape, kind):
@@ -97,7 +98,7 @@ def test_cells_lead_to_all_pairs(without_gpu, shape):
 
 
 def test_a_cell_that_is_too_small_is_noticed(without_gpu, monkeypatch):
-    monkeypatch.setattr(device_list, "REACH", 3)
+    monkeypatch.setattr(cell_list, "REACH", 3)
     with pytest.raises(AssertionError):
         assert_all_pairs(PairFinder(without_gpu), SHAPES["dense"], 6.5)
 

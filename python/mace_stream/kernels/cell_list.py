@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from ctypes import c_double, c_int32, c_int64, c_void_p
 
 from mace_stream.kernels.launching import Kernels, check, launch
@@ -11,6 +11,9 @@ from mace_stream.kernels.nvrtc import Program, compile_program
 
 REACH = 2
 """Cells on either side that a cutoff spans, as in cell_list.cuh."""
+
+CELLS_PER_ATOM = 4
+"""No more cells than this: a slab in a large vacuum gets larger ones."""
 
 THREADS, RECEIVERS_PER_BLOCK = 128, 4
 INSTANCES = ("find_pairs<false>", "find_pairs<true>")
@@ -33,6 +36,26 @@ class Cells(ctypes.Structure):
         ("cutoff_squared", c_double),
         *((name, c_void_p) for name in ("x", "start", "atom", "receivers")),
     ]
+
+
+def cell_grid(extent: Sequence[float], cutoff: float, n_atoms: int) -> tuple[float, list[int]]:
+    """Return the side of cells of half the cutoff or more, in Å, and their numbers.
+
+    Args:
+        extent: Of the atoms along the three axes, Å.
+        cutoff: Å.
+        n_atoms: Few atoms in much space get larger cells.
+    """
+    side = cutoff / REACH * (1 + 1e-9)  # atoms on a boundary may round to either cell
+    n = _cell_counts(extent, side)
+    while n[0] * n[1] * n[2] > max(1000, CELLS_PER_ATOM * n_atoms):
+        side *= 1.26
+        n = _cell_counts(extent, side)
+    return side, n
+
+
+def _cell_counts(extent: Sequence[float], side: float) -> list[int]:
+    return [max(1, int(length / side) + 1) for length in extent]
 
 
 def compile_cell_list(arch: str) -> Program:

@@ -6,18 +6,14 @@ Atoms are sorted into cells on the host; pairs are found on the device, and come
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import jax
 import numpy as np
 
 from mace_stream.jax.inference.lists import SLACK, HostList
-from mace_stream.kernels.cell_list import REACH, CellList, Cells
+from mace_stream.kernels.cell_list import CellList, Cells, cell_grid
 from mace_stream.kernels.launching import page_locked, primary_context, synchronize
-
-CELLS_PER_ATOM = 4
-"""No more cells than this: a slab in a large vacuum gets larger ones."""
 
 
 @dataclass(frozen=True)
@@ -97,12 +93,8 @@ def sorted_into_cells(
     Returns:
         The numbers of :class:`Cells`, and the arrays that it points to.
     """
-    low, extent = x.min(0), np.ptp(x, axis=0)
-    side = atoms.cutoff / REACH * (1 + 1e-9)  # atoms on a boundary may round to either cell
-    n = _cell_counts(extent, side)
-    while n[0] * n[1] * n[2] > max(1000, CELLS_PER_ATOM * len(x)):
-        side *= 1.26
-        n = _cell_counts(extent, side)
+    low = x.min(0)
+    side, n = cell_grid(np.ptp(x, axis=0), atoms.cutoff, len(x))
     place = np.minimum(((x - low) / side).astype(np.int64), np.array(n) - 1)
     cell = (place[:, 2] * n[1] + place[:, 1]) * n[0] + place[:, 0]
     order = np.argsort(cell, kind="stable")
@@ -113,7 +105,3 @@ def sorted_into_cells(
     receivers = rank[number < atoms.n_local]
     grid = len(receivers), tuple(n), tuple(low.tolist()), 1 / side, atoms.cutoff**2
     return grid, (x[order], start, number[order].astype(np.int32), receivers)
-
-
-def _cell_counts(extent: Sequence[float], side: float) -> list[int]:
-    return [max(1, int(length / side) + 1) for length in extent]

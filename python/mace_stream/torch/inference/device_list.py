@@ -7,12 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mace_stream.kernels.cell_list import REACH, CellList, Cells
+from mace_stream.kernels.cell_list import CellList, Cells, cell_grid
 from mace_stream.torch.inference.arrangement import Topology
 from mace_stream.torch.ops import architecture
-
-CELLS_PER_ATOM = 4
-"""No more cells than this: a slab in a large vacuum gets larger ones."""
 
 
 @dataclass(frozen=True)
@@ -58,12 +55,7 @@ def find_topology(atoms: Atoms, x: Tensor, kernels: CellList) -> Topology:
 def _sort_into_cells(x: Tensor, number: Tensor, atoms: Atoms) -> tuple[Cells, list[Tensor]]:
     """Cells over the atoms at ``x``, and the arrays that they point to."""
     low, high = (x.min(0).values, x.max(0).values) if len(x) else (x.new_zeros(3), x.new_ones(3))
-    side = atoms.cutoff / REACH * (1 + 1e-9)  # atoms on a boundary may round to either cell
-    extent = (high - low).tolist()
-    n = _cell_counts(extent, side)
-    while n[0] * n[1] * n[2] > max(1000, CELLS_PER_ATOM * len(x)):
-        side *= 1.26
-        n = _cell_counts(extent, side)
+    side, n = cell_grid((high - low).tolist(), atoms.cutoff, len(x))
     place = ((x - low) / side).long()
     place = torch.minimum(place, torch.tensor(n, device=x.device) - 1)
     cell = (place[:, 2] * n[1] + place[:, 1]) * n[0] + place[:, 0]
@@ -83,10 +75,6 @@ def _sort_into_cells(x: Tensor, number: Tensor, atoms: Atoms) -> tuple[Cells, li
         *(array.data_ptr() for array in held),
     )
     return cells, held
-
-
-def _cell_counts(extent: list[float], side: float) -> list[int]:
-    return [max(1, int(length / side) + 1) for length in extent]
 
 
 def cell_list(device: torch.device) -> CellList:
