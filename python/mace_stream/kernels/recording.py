@@ -20,8 +20,6 @@ FIRST_RESULT = 1024
 """Results of a call are numbered from here, its arrays from 0."""
 CLEAR, LAUNCH, COPY = range(3)
 
-Passes = CpuPasses | CudaPasses
-
 
 def mark(buffer: int, offset: int) -> int:
     """Return what stands for the byte ``offset`` of a buffer."""

@@ -33,7 +33,7 @@ OfFeatures = Callable[[EdgeFeatures], Tensor]
 
 
 def build_tables(
-    model: MACE, species: Sequence[int], n_coef: int, bound: float, r_0: float = 0.5
+    model: MACE, species: Sequence[int], n_coef: int, bound: float, r_0: float = building.R_0
 ) -> RadialTables:
     """Tabulate every function of the distance that the passes read.
 
