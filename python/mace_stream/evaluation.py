@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -80,6 +81,32 @@ def check_finite(
         raise ValueError(
             f"energy {result.energy} eV or virial is not finite, although the forces are{of}"
         )
+
+
+@contextmanager
+def explained_memory(
+    place: str, tile: int, needs: Callable[[], str] = lambda: ""
+) -> Iterator[None]:
+    """Turn a failed allocation into an error that says what to type.
+
+    Args:
+        place: Name of the device.
+        tile: Nodes that are worked on together.
+        needs: What the memory goes to, if that is known.
+
+    Raises:
+        ValueError: Memory has run out.
+    """
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        told = needs()
+        raise ValueError(
+            f"out of memory on {place}{told and ': '}{told}; use fewer atoms, precision single, "
+            f"or add the keyword: tile N, with N below {tile} ({error})"
+        ) from error
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from time import perf_counter
 from typing import NamedTuple
 
@@ -12,14 +13,14 @@ import numpy as np
 from jax import Array
 
 from mace_stream.couplings import ConvPlan
-from mace_stream.evaluation import Evaluation, TooCloseError
+from mace_stream.evaluation import Evaluation, TooCloseError, explained_memory
 from mace_stream.folded import grown, padded
 from mace_stream.halo import Halo
 from mace_stream.jax.folding import Tree
 from mace_stream.jax.inference.calls import Nodes
 from mace_stream.jax.inference.device_list import Atoms, PairFinder
 from mace_stream.jax.inference.exchange import RowsOfNodes
-from mace_stream.jax.inference.host import HostArrays, explained, wait
+from mace_stream.jax.inference.host import HostArrays, wait
 from mace_stream.jax.inference.lists import (
     Arrangement,
     HostList,
@@ -191,7 +192,7 @@ class InferenceEvaluator:
         Returns:
             Number of pairs in the list, each counted from both sides.
         """
-        with self.placement.claimed(), explained(self.placement, self._tile):
+        with self.placement.claimed(), self._explained():
             if self._new_list is not None:
                 self._take_list(positions)
         return len(self._list.sender)
@@ -202,7 +203,7 @@ class InferenceEvaluator:
         Raises:
             TooCloseError: Two atoms are closer than the radial tables reach.
         """
-        with self.placement.claimed(), explained(self.placement, self._tile):
+        with self.placement.claimed(), self._explained():
             start, compiled = perf_counter(), self._compile_s
             if self._new_list is not None:
                 self._take_list(positions)
@@ -215,6 +216,9 @@ class InferenceEvaluator:
             self._statistics["arrange_s"] += ready - start - (self._compile_s - compiled)
             self._statistics["model_s"] += perf_counter() - ready
         return result
+
+    def _explained(self) -> AbstractContextManager[None]:
+        return explained_memory(self.placement.device_name, self._tile)
 
     # ---- a new list ----
 

@@ -1,16 +1,12 @@
-"""The host's side of a step: memory that a GPU copies by itself, waiting, lack of memory."""
+"""The host's side of a step: memory that a GPU copies by itself, and waiting."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
 from jax import Array
 
-from mace_stream.evaluation import is_out_of_memory
-from mace_stream.jax.placement import Placement
 from mace_stream.kernels.launching import page_locked, primary_context
 
 
@@ -49,21 +45,3 @@ def wait(array: Array, *, alone: bool) -> None:
     while alone and not array.is_ready():
         pass
     array.block_until_ready()
-
-
-@contextmanager
-def explained(placement: Placement, tile: int) -> Iterator[None]:
-    """Turn a failed allocation into an error that says what to type.
-
-    Raises:
-        ValueError: Memory has run out.
-    """
-    try:
-        yield
-    except (MemoryError, RuntimeError) as error:
-        if not is_out_of_memory(error):
-            raise
-        raise ValueError(
-            f"out of memory on {placement.device_name}; use fewer atoms, precision single, or add "
-            f"the keyword: tile N, with N below {tile} ({error})"
-        ) from error

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from mace_stream.evaluation import is_out_of_memory
+from mace_stream.evaluation import explained_memory
 from mace_stream.folded import Tile, padded
 from mace_stream.kernels.inference import Setup
 from mace_stream.torch.inference.buffers import ListBuffers
@@ -186,23 +186,13 @@ class MemoryBudget:
             ("", f"about {fits:,} such atoms fit into the {room / 2**30:.1f} GiB that are free"),
         ]
 
-    @contextmanager
-    def explained(self) -> Iterator[None]:
+    def explained(self) -> AbstractContextManager[None]:
         """Turn a failed allocation into an error that says what to type.
 
         Raises:
             ValueError: Memory has run out.
         """
-        try:
-            yield
-        except (MemoryError, RuntimeError) as error:
-            if not is_out_of_memory(error):
-                raise
-            place = self.placement.device_name
-            raise ValueError(
-                f"out of memory on {place}: {self._needs()}; use fewer atoms, precision single, or "
-                f"add the keyword: tile N, with N below {self.tile} ({error})"
-            ) from error
+        return explained_memory(self.placement.device_name, self.tile, self._needs)
 
     def _needs(self) -> str:
         if self.size is None:
