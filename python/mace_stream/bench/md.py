@@ -61,8 +61,7 @@ class Settings:
     @property
     def head(self) -> str:
         """The head that the options name, or nothing."""
-        words = self.options.split()
-        return words[words.index("head") + 1] if "head" in words[:-1] else ""
+        return md_lammps.value_of("head", self.options)
 
 
 @dataclass(frozen=True)

@@ -64,9 +64,13 @@ class Run:
     @property
     def impl(self) -> str:
         """Name of the implementation in the table."""
-        words = self.options.split()
-        uses_jax = ("backend", "jax") in zip(words[::2], words[1::2], strict=False)
-        return "mace_stream_jax" if uses_jax else "mace_stream"
+        return "mace_stream_jax" if value_of("backend", self.options) == "jax" else "mace_stream"
+
+
+def value_of(keyword: str, options: str) -> str:
+    """Return what options of the pair style give a keyword, or nothing."""
+    words = options.split()
+    return dict(zip(words[::2], words[1::2], strict=False)).get(keyword, "")
 
 
 def set_up(run: Run) -> str:

@@ -52,10 +52,13 @@ def curves(rows: list[dict[str, str]], column: str) -> Curves:
     found: Curves = {}
     for row in rows:
         if row[column]:
-            told_ranks = {**row, "ranks": f"ranks: {row['ranks']}"}
-            label = ", ".join(told_ranks[name] for name in varied)
+            label = ", ".join(_told(name, row[name]) for name in varied)
             found.setdefault(label, {})[int(row["n_atoms"])] = float(row[column])
     return found
+
+
+def _told(column: str, value: str) -> str:
+    return f"{column}: {value}" if column == "ranks" else value
 
 
 def _draw(drawn: Curves, label: str, path: Path) -> Path:
