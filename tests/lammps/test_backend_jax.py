@@ -248,21 +248,10 @@ def assert_truth(found: dict, setup: Setup) -> None:
 
 
 @pytest.mark.mpi
-def test_two_ranks_equal_mace_torch(model, tmp_path):
-    setups = {
-        "three_layers": Setup(triclinic_cell(), model("three_layers"), STYLE),
-        "far_apart": Setup(far_apart(), model("plain"), STYLE),
-    }
-    found = run_jobs([Job(name, setup) for name, setup in setups.items()], 2, tmp_path)
-    for name, setup in setups.items():
-        assert_truth(found[name], setup)
-
-
-@pytest.mark.gpu
-@pytest.mark.mpi
-def test_two_ranks_on_gpus_equal_mace_torch(model, tmp_path):
-    """Programs of both ranks wait for rows in callbacks, between launches."""
-    style = "backend jax device cuda precision double"
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_two_ranks_equal_mace_torch(model, tmp_path, device):
+    """Programs of both ranks wait for rows in callbacks, on GPUs between launches."""
+    style = f"backend jax device {device} precision double"
     setups = {
         "three_layers": Setup(triclinic_cell(), model("three_layers"), style),
         "far_apart": Setup(far_apart(), model("plain"), style),
