@@ -290,15 +290,10 @@ def run_job(job: Job) -> dict:
     return {}
 
 
-def commit() -> str:
-    """Commit of the sources."""
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return done.stdout.strip() or "unknown"
-
-
 def rows(options: argparse.Namespace) -> Iterator[Row]:
     """Measure everything."""
+    from mace_stream.bench.md import commit
+
     place = tuple(options.repeat), options.device, options.channels
     for framework in options.frameworks:
         for operator, task in product(OPERATORS[framework], PASSES):

@@ -123,10 +123,9 @@ def student(channels: int, width: int, seed: int = 1) -> tuple[ModelSpec, Tensor
         layers=tuple(_thin(layer, channels, width) for layer in teacher.layers),
         provenance={"source": "examples/training"},
     )
-    random = np.random.default_rng(seed)
+    random, rules = np.random.default_rng(seed), tensor_rules(spec)
     for name in trainable_names(spec):
-        wanted = tensor_rules(spec)[name].shape
-        pairs = zip(wanted, tensors[name].shape, strict=True)
+        pairs = zip(rules[name].shape, tensors[name].shape, strict=True)
         weights = random.normal(size=[known if size is None else size for size, known in pairs])
         is_product = re.search(r"\.product\..*\.weight", name)
         tensors[name] = weights / weights.shape[1] if is_product else weights
