@@ -230,7 +230,7 @@ class JaxEvaluator:
         name = function.__name__
         if name not in self._programs or self._programs[name][0] != key:
             start = perf_counter()
-            self._programs[name] = key, jax.jit(function).lower(*arguments).compile()
+            self._programs[name] = key, self.placement.compiled(function, *arguments)
             self._n_compilations += function != self._count
             self._compile_s += perf_counter() - start
         return self._programs[name][1]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
-from collections.abc import Iterator
+import pkgutil
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -12,6 +15,12 @@ import jax
 from mace_stream.jax.precision import double_precision
 
 DTYPES = {"double": "float64", "single": "float32"}
+GPU_THREADS = 8
+"""Threads of XLA where it may drive a GPU, at least; they mostly sleep."""
+VENDOR_PRODUCTS = {"xla_gpu_enable_triton_gemm": False}
+"""Matrix products by cuBLAS alone. Where XLA may write kernels for them with Triton, it tries many:
+on an H200 that took 22 s with 16 threads, 36 s with 8, and with up to 4 it never came to an end;
+without, 2 s with one, and steps were no slower."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +47,7 @@ class Placement:
         Raises:
             ValueError: The device is not there.
         """
-        with _started_with(threads):
+        with _started_with(threads if device == "cpu" else _threads_for_gpus(threads)):
             place = choose_device(device, node_rank)
         if precision != "auto":
             return cls(place, precision, "asked for", threads)
@@ -68,6 +77,23 @@ class Placement:
         """Make the device the default one and let JAX know float64, and undo both."""
         with jax.default_device(self.device), double_precision():
             yield
+
+    def compiled(self, function: Callable, *arguments: object) -> Callable:
+        """Compile a function ahead for arguments like these, on a GPU with ``VENDOR_PRODUCTS``."""
+        lowered = jax.jit(function).lower(*arguments)
+        if not self.on_gpu:
+            return lowered.compile()
+        try:
+            return lowered.compile(compiler_options=VENDOR_PRODUCTS)
+        except RuntimeError as error:
+            if "No such compile option" not in str(error):
+                raise
+            warnings.warn(
+                f"JAX {jax.__version__} has no option {', '.join(VENDOR_PRODUCTS)} (any more): XLA "
+                "compiles for longer, with few threads for ever; use an older JAX, see docs/jax.md",
+                stacklevel=2,
+            )
+            return lowered.compile()
 
     def forget_peak(self) -> None:
         """JAX measures the largest memory since the start of the process; nothing to do."""
@@ -107,6 +133,17 @@ def _cards() -> list[jax.Device]:
 
 def _kind(device: jax.Device) -> str:
     return "cpu" if device.platform == "cpu" else "cuda"
+
+
+def _threads_for_gpus(threads: int) -> int:
+    """Return how many threads XLA gets where JAX may find a GPU.
+
+    With few it may wait for itself for ever, see ``VENDOR_PRODUCTS``.
+    """
+    plugins = importlib.util.find_spec("jax_plugins")
+    folders = plugins.submodule_search_locations if plugins else []
+    for_cuda = any("cuda" in module.name for module in pkgutil.iter_modules(folders))
+    return max(threads, GPU_THREADS) if for_cuda else threads
 
 
 @contextmanager

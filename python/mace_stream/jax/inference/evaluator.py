@@ -276,7 +276,7 @@ class InferenceEvaluator:
             key += self._arrangement.tiles, None if self._host is None else self._host.addresses
         if name not in self._programs or self._programs[name][0] != key:
             start = perf_counter()
-            self._programs[name] = key, jax.jit(function).lower(*arguments).compile()
+            self._programs[name] = key, self.placement.compiled(function, *arguments)
             self._n_compilations += function is not sort_edges
             self._compile_s += perf_counter() - start
         return self._programs[name][1]
