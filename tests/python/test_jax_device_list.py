@@ -80,7 +80,7 @@ def assert_all_pairs(finder, shape, cutoff):
     x, node, n_local = random_atoms(shape, seed=3, n_local=60, n_images=100)
     species = np.zeros(int(node.max()) + 1, np.int64)
     with double_precision():
-        found = finder(Atoms(n_local, node, species, cutoff), x)
+        found = finder(Atoms(n_local, node, species, cutoff), x).as_list()
     receiver, sender = found.receiver_atom.tolist(), found.sender_atom.tolist()
     expected = all_pairs(x, node, n_local, cutoff)
     assert len(receiver) == len(expected)

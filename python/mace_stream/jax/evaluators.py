@@ -44,7 +44,6 @@ def choose_evaluator(
                 placement=placement,
                 species=species,
                 tile=None if options["tile"] == "auto" else int(options["tile"]),
-                finds_pairs=options["neighbors"] == "device",
                 deterministic=deterministic,
             )
         except (NotImplementedError, TableError) as error:

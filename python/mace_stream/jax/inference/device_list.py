@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import jax
 import numpy as np
 
-from mace_stream.jax.inference.lists import SLACK, HostList
+from mace_stream.jax.inference.lists import SLACK, HostList, Rows
 from mace_stream.kernels.cell_list import CellList, Cells, cell_grid
 from mace_stream.kernels.launching import page_locked, primary_context, synchronize
 
@@ -30,6 +30,47 @@ class Atoms:
     cutoff: float
 
 
+@dataclass(frozen=True)
+class FoundList:
+    """A list of all atoms' pairs: ``indptr`` int64 [n + 1], ``sender_atom`` int32 [n_slots]."""
+
+    atoms: Atoms
+    receivers: np.ndarray
+    """Atom of every own node, int32 [n]."""
+    indptr: np.ndarray
+    sender_atom: np.ndarray
+
+    @property
+    def n_own(self) -> int:
+        """Own nodes."""
+        return len(self.receivers)
+
+    @property
+    def n_pairs(self) -> int:
+        """Pairs, each counted from both sides."""
+        return len(self.sender_atom)
+
+    @property
+    def species(self) -> np.ndarray:
+        """Of nodes, int64."""
+        return self.atoms.species
+
+    def rows(self, n_atoms: int) -> Rows:
+        """Return the list by rows; it names one receiver position for each as it is."""
+        node, none = self.atoms.node[:n_atoms].astype(np.int32), np.zeros((3, 0), np.int32)
+        return Rows(self.indptr, self.receivers, self.sender_atom, node, none[0], none)
+
+    def as_list(self) -> HostList:
+        """Return the list as the pair style would hand it over."""
+        return HostList(
+            indptr=self.indptr,
+            sender=self.atoms.node[self.sender_atom].astype(np.int32),
+            receiver_atom=np.repeat(self.receivers, np.diff(self.indptr)),
+            sender_atom=self.sender_atom,
+            species=self.species,
+        )
+
+
 class PairFinder:
     """Finds all pairs of an atom and another one, or an image, no farther than the cutoff.
 
@@ -44,21 +85,14 @@ class PairFinder:
             self._kernels = CellList(arch, lambda: 0)
         self._memory: dict[str, np.ndarray] = {}
 
-    def __call__(self, atoms: Atoms, x: np.ndarray) -> HostList:
+    def __call__(self, atoms: Atoms, x: np.ndarray) -> FoundList:
         """Return the list at positions ``x`` [n_atoms, 3] in Å, float64."""
         kept = np.flatnonzero(atoms.node >= 0)
         receivers = kept[kept < atoms.n_local].astype(np.int32)
-        indptr, sender_atom = np.zeros(1, np.int64), np.zeros(0, np.int32)
-        if len(receivers):
-            with primary_context(self._number):
-                indptr, sender_atom = self._find(atoms, x[kept], kept)
-        return HostList(
-            indptr=indptr,
-            sender=atoms.node[sender_atom].astype(np.int32),
-            receiver_atom=np.repeat(receivers, np.diff(indptr)),
-            sender_atom=sender_atom,
-            species=atoms.species,
-        )
+        if not len(receivers):
+            return FoundList(atoms, receivers, np.zeros(1, np.int64), np.zeros(0, np.int32))
+        with primary_context(self._number):
+            return FoundList(atoms, receivers, *self._find(atoms, x[kept], kept))
 
     def _find(
         self, atoms: Atoms, x: np.ndarray, number: np.ndarray

@@ -18,7 +18,7 @@ from mace_stream.folded import grown, padded
 from mace_stream.halo import Halo
 from mace_stream.jax.folding import Tree
 from mace_stream.jax.inference.calls import Nodes
-from mace_stream.jax.inference.device_list import Atoms, PairFinder
+from mace_stream.jax.inference.device_list import Atoms, FoundList, PairFinder
 from mace_stream.jax.inference.exchange import RowsOfNodes
 from mace_stream.jax.inference.host import HostArrays, wait
 from mace_stream.jax.inference.lists import (
@@ -29,7 +29,6 @@ from mace_stream.jax.inference.lists import (
     at_least_one,
     nodes_of,
     sort_edges,
-    with_one_receiver,
 )
 from mace_stream.jax.inference.model import prepare
 from mace_stream.jax.inference.pipeline import Pipeline
@@ -78,7 +77,6 @@ class InferenceEvaluator:
         placement: Device and precision.
         species: Elements that may occur, as indices into the model's.
         tile: Nodes that are worked on together; None leaves it to us.
-        finds_pairs: Whether to make neighbor lists here, where that is possible: on a GPU.
         deterministic: Whether results must repeat bit for bit; said in the log.
         inputs: Charge and spin, for models that take them.
 
@@ -96,7 +94,6 @@ class InferenceEvaluator:
         placement: Placement,
         species: Sequence[int],
         tile: int | None = None,
-        finds_pairs: bool = False,
         deterministic: bool = False,
         inputs: Mapping[str, float] | None = None,
     ) -> None:
@@ -115,7 +112,7 @@ class InferenceEvaluator:
         self._capacity: list[int] = []
         self._sizes = Sizes()
         self._new_list: HostList | Atoms | None = None
-        self.finds_pairs = finds_pairs and placement.on_gpu
+        self.finds_pairs = placement.on_gpu
         if self.finds_pairs:
             self._find_pairs = PairFinder(placement.device)
         self._host: HostArrays | None = None
@@ -177,11 +174,11 @@ class InferenceEvaluator:
 
     def pairs(self, positions: np.ndarray) -> tuple[np.ndarray, ...]:
         """Return the list as :meth:`set_topology` takes it."""
-        given = self._list if self._new_list is None else self._as_list(positions)
+        given = (self._list if self._new_list is None else self._found(positions)).as_list()
         arrays = given.indptr, given.sender, given.receiver_atom, given.sender_atom
         return (*arrays, self._of_model)
 
-    def _as_list(self, positions: np.ndarray) -> HostList:
+    def _found(self, positions: np.ndarray) -> HostList | FoundList:
         """The new list, found here where atoms were handed over in place of one."""
         given = self._new_list
         return self._find_pairs(given, positions) if isinstance(given, Atoms) else given
@@ -195,7 +192,7 @@ class InferenceEvaluator:
         with self.placement.claimed(), self._explained():
             if self._new_list is not None:
                 self._take_list(positions)
-        return len(self._list.sender)
+        return self._list.n_pairs
 
     def evaluate(self, positions: np.ndarray, node_energy: bool, node_virial: bool) -> Evaluation:
         """Evaluate at ``positions`` [n_atoms, 3]. Synchronizes with the device once.
@@ -224,29 +221,30 @@ class InferenceEvaluator:
 
     def _take_list(self, positions: np.ndarray) -> None:
         """Bring a new list into the passes' order, and grow the arrays if it does not fit."""
-        self._list = given = self._as_list(positions)
+        self._list = given = self._found(positions)
         self._new_list = None
         self._capacity = at_least_one(grown(self._capacity, self._counts.tolist()))
         sent = np.zeros(0, np.int32) if self._ranks is None else self._sent
         n_remote = len(given.species) - given.n_own
-        straightened = with_one_receiver(given)
+        by_rows = given.rows(len(positions))
         self._sizes = self._sizes.fitting(
             atoms=len(positions),
-            slots=len(given.sender),
+            slots=given.n_pairs,
             remote=n_remote,
             sent=len(sent),
-            moved=len(straightened.moved),
+            moved=len(by_rows.moved),
         )
         if self._ranks is not None:  # no rank's program lacks an exchange
             self._sizes = self._sizes.fitting(remote=1, sent=1)
-        found = Arrangement(straightened, self._capacity, self._sizes, self._tile)
+        found = Arrangement(by_rows, given.species, self._capacity, self._sizes, self._tile)
         self._arrangement = found
         rows = np.full(self._sizes.sent, found.n_nodes, np.int32)
         rows[: len(sent)] = found.place[sent]
         device = self.placement.device
-        slots, moved = jax.device_put((found.slots, found.moved), device)
+        in_lists = jax.device_put((found.slots, found.species, found.moved), device)
+        moved = in_lists[-1]
         x = self._upload(positions)
-        in_order = self._program(sort_edges, x, slots, moved)(x, slots, moved)
+        in_order = self._program(sort_edges, x, *in_lists)(x, *in_lists)
         rest = nodes_of(found, *in_order), found.long_place(), found.mask, moved, rows
         self._device_list = jax.device_put(DeviceList(*rest), device)
         if self.placement.on_gpu:
@@ -271,9 +269,9 @@ class InferenceEvaluator:
     def _program(self, function: Callable, *arguments: object) -> Callable:
         """Return ``function`` compiled for the present sizes."""
         name = function.__name__
-        key = (self._sizes,)
+        key = self._sizes, self._arrangement.tiles
         if function is not sort_edges:
-            key += self._arrangement.tiles, None if self._host is None else self._host.addresses
+            key += (None if self._host is None else self._host.addresses,)
         if name not in self._programs or self._programs[name][0] != key:
             start = perf_counter()
             self._programs[name] = key, self.placement.compiled(function, *arguments)
@@ -352,7 +350,7 @@ class InferenceEvaluator:
 
     def _closest_nodes(self, positions: np.ndarray) -> tuple[int, int]:
         """The nodes of the shortest edge, in the order of the list handed over."""
-        given = self._list
+        given = self._list.as_list()
         vec = positions[given.receiver_atom] - positions[given.sender_atom]
         slot = int(np.argmin(np.nan_to_num(np.linalg.norm(vec, axis=1), nan=np.inf)))
         receiver = np.searchsorted(given.indptr, slot, side="right") - 1

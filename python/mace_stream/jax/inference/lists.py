@@ -66,6 +66,46 @@ class HostList:
         """Own nodes."""
         return max(0, len(self.indptr) - 1)
 
+    @property
+    def n_pairs(self) -> int:
+        """Pairs, each counted from both sides."""
+        return len(self.sender_atom)
+
+    def rows(self, n_atoms: int) -> Rows:
+        """Return the list of so many atoms by rows; a row's first receiver position is its own."""
+        lengths = np.diff(self.indptr)
+        home = np.zeros(self.n_own, np.int32)
+        home[lengths > 0] = self.receiver_atom[self.indptr[:-1][lengths > 0]]
+        moved = np.flatnonzero(self.receiver_atom != np.repeat(home, lengths))
+        receiver, sender = self.receiver_atom[moved], self.sender_atom[moved]
+        at_home = home[np.searchsorted(self.indptr, moved, side="right") - 1]
+        node = np.zeros(n_atoms, np.int32)
+        node[self.sender_atom] = self.sender
+        return Rows(
+            self.indptr, home, self.sender_atom, node, moved, np.stack([sender, receiver, at_home])
+        )
+
+    def as_list(self) -> HostList:
+        """Return this."""
+        return self
+
+
+class Rows(NamedTuple):
+    """A list that names one receiver position per row, and what belongs to its atoms."""
+
+    indptr: np.ndarray
+    """int64 [n + 1]"""
+    home: np.ndarray
+    """Atom of every row, int32 [n]."""
+    sender_atom: np.ndarray
+    """int32 [n_slots]"""
+    node: np.ndarray
+    """Of every atom that sends, int32 [n_atoms]."""
+    moved: np.ndarray
+    """Slots whose senders have to move."""
+    ends: np.ndarray
+    """Sender, receiver and home of those, int32 [3, n]."""
+
 
 class Moved(NamedTuple):
     """Senders seen from an image of their receiver, moved along to where the receiver is.
@@ -85,77 +125,67 @@ class Moved(NamedTuple):
         return jnp.concatenate([x, x[self.sender] - x[self.receiver] + x[self.home]])
 
 
-class Straightened(NamedTuple):
-    """A list that names one receiver position per row."""
-
-    given: HostList
-    moved: np.ndarray
-    """Slots whose senders have to move."""
-    ends: np.ndarray
-    """Sender, receiver and home of those, [3, n]."""
-
-
-def with_one_receiver(given: HostList) -> Straightened:
-    """Name one receiver position per row: the first."""
-    lengths = np.diff(given.indptr)
-    starts = given.indptr[:-1][lengths > 0]
-    home = np.repeat(given.receiver_atom[starts], lengths[lengths > 0])
-    moved = np.flatnonzero(given.receiver_atom != home)
-    ends = np.stack([a[moved] for a in (given.sender_atom, given.receiver_atom, home)])
-    return Straightened(replace(given, receiver_atom=home), moved, ends)
-
-
 class Slots(NamedTuple):
-    """What the order of a list is found from, all [n_slots]; beyond ``n`` entries is nothing."""
+    """What the order of a list is found from; arrays are longer than needed, and int32."""
 
-    node: Array
-    """Row of the receiver."""
-    receiver_atom: Array
+    first: Array
+    """First slot of every row of the list, int64 [n_nodes + 1]; behind the last, their number."""
+    home: Array
+    """Atom of every row [n_nodes]."""
+    row_node: Array
+    """Node of every row [n_nodes]."""
     sender_atom: Array
-    sender: Array
-    """Node of the sender."""
-    run: Array
-    """Number of the receiver and of the sender's species together."""
-    n: Array
+    """[n_slots]; moved senders follow the atoms."""
+    atom_node: Array
+    """Node of every atom, and of every moved sender."""
+    n_species: Array
 
 
 class Arrangement:
     """A list on the host, its nodes in the passes' order.
 
     Args:
-        straightened: The list.
+        rows: The list.
+        species: Of own nodes, then of those of other ranks, among the present ones.
         capacity: Nodes of each species that there is room for.
         sizes: Lengths of arrays.
         tile: Nodes per tile.
     """
 
     def __init__(
-        self, straightened: Straightened, capacity: Sequence[int], sizes: Sizes, tile: int
+        self, rows: Rows, species: np.ndarray, capacity: Sequence[int], sizes: Sizes, tile: int
     ) -> None:
-        given, moved, ends = straightened
-        n_own, n_species = given.n_own, len(capacity)
+        n_own = len(rows.home)
         self.n_nodes = sum(capacity)
         self.tiles: tuple[Tile, ...] = tuple(make_tiles(capacity, 1, tile))
-        own = _places(given.species[:n_own], np.cumsum(capacity) - capacity)
-        remote = self.n_nodes + np.arange(len(given.species) - n_own)
+        own = _places(species[:n_own], np.cumsum(capacity) - capacity)
+        remote = self.n_nodes + np.arange(len(species) - n_own)
         self.place = np.concatenate([own, remote]).astype(np.int32)
         lengths = np.zeros(self.n_nodes + 1, np.int64)
-        lengths[1 + own] = np.diff(given.indptr)
-        species = np.zeros(self.n_nodes + sizes.remote, np.int32)
-        species[: self.n_nodes] = np.repeat(np.arange(n_species), capacity)
-        species[self.place] = given.species
-        node = np.repeat(own, np.diff(given.indptr))
-        node_atom = np.zeros(self.n_nodes, np.int32)
-        node_atom[node] = given.receiver_atom
-        sender_atom = given.sender_atom.copy()
-        sender_atom[moved] = sizes.atoms + np.arange(len(moved))
-        run = node * n_species + given.species[given.sender]
-        slots = node, given.receiver_atom, sender_atom, self.place[given.sender], run
-        self.slots = Slots(*(_long(a, sizes.slots) for a in slots), np.int32(len(node)))
-        self.moved = Moved(*(_long(a, sizes.moved) for a in ends))
-        self.first, self.node_atom, self.species = np.cumsum(lengths), node_atom, species
+        lengths[1 + own] = np.diff(rows.indptr)
+        self.first = np.cumsum(lengths)
+        self.node_atom = np.zeros(self.n_nodes, np.int32)
+        self.node_atom[own] = rows.home
+        self.species = np.zeros(self.n_nodes + sizes.remote, np.int32)
+        self.species[: self.n_nodes] = np.repeat(np.arange(len(capacity)), capacity)
+        self.species[self.place] = species
         self.mask = np.zeros(self.n_nodes)
         self.mask[own] = 1.0
+        self.moved = Moved(*(_long(a, sizes.moved) for a in rows.ends))
+        self.slots = self._slots(rows, sizes, len(capacity))
+
+    def _slots(self, rows: Rows, sizes: Sizes, n_species: int) -> Slots:
+        n_own, n_moved = len(rows.home), len(rows.moved)
+        first = np.full(self.n_nodes + 1, len(rows.sender_atom))
+        first[: len(rows.indptr)] = rows.indptr
+        sender_atom = _long(rows.sender_atom, sizes.slots)
+        sender_atom[rows.moved] = sizes.atoms + np.arange(n_moved)
+        node = np.zeros(sizes.atoms + sizes.moved, np.int32)
+        node[: len(rows.node)] = rows.node
+        node[sizes.atoms : sizes.atoms + n_moved] = rows.node[rows.ends[0]]
+        home, row_node = (_long(a, self.n_nodes) for a in (rows.home, self.place[:n_own]))
+        atom_node = self.long_place()[node]
+        return Slots(first, home, row_node, sender_atom, atom_node, np.int32(n_species))
 
     def long_place(self) -> np.ndarray:
         """Row of every node of the pair style, as long as the arrays of nodes."""
@@ -178,22 +208,33 @@ def _places(group: np.ndarray, starts: np.ndarray) -> np.ndarray:
     return place
 
 
-def sort_edges(x: Array, slots: Slots, moved: Moved) -> tuple[Array, Array]:
+def sort_edges(x: Array, slots: Slots, species: Array, moved: Moved) -> tuple[Array, Array]:
     """Order edges by receiver, species of the sender, and distance at positions ``x``.
 
     The passes need the first two. Neighbors in the third share rows of the radial tables.
 
+    Args:
+        x: [n_atoms, 3] in Å.
+        slots: The list.
+        species: Of nodes.
+        moved: Senders that follow the atoms.
+
     Returns:
         ``slot_atom`` and ``slot_node`` of :class:`Nodes`.
     """
+    slot = jnp.arange(len(slots.sender_atom))
+    after = jnp.searchsorted(slots.first, slot, side="right", method="scan_unrolled")
+    row = jnp.clip(after - 1, 0, len(slots.home) - 1)
+    sender = slots.atom_node[slots.sender_atom]
     places = moved.appended(x)
-    vec = places[slots.receiver_atom] - places[slots.sender_atom]
-    is_slot = jnp.arange(len(vec)) < slots.n
+    vec = places[slots.home[row]] - places[slots.sender_atom]
+    is_slot = slot < slots.first[-1]
     length = jnp.where(is_slot, jnp.sqrt(jnp.sum(vec**2, axis=1)), 0.0)
     longest = jnp.maximum(jnp.max(length), 1e-300)
-    key = jnp.where(is_slot, slots.run + length / (2 * longest), jnp.inf)
+    run = slots.row_node[row] * slots.n_species + species[sender]
+    key = jnp.where(is_slot, run + length / (2 * longest), jnp.inf)
     order = jnp.argsort(key)
-    return slots.sender_atom[order], slots.sender[order]
+    return slots.sender_atom[order], sender[order]
 
 
 def nodes_of(arrangement: Arrangement, slot_atom: Array, slot_node: Array) -> Nodes:
