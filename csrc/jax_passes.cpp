@@ -135,6 +135,13 @@ struct Pointers {
   }
 };
 
+/// An array of addresses, whose number comes first.
+std::vector<void*> several(Numbers& numbers) {
+  std::vector<void*> pointers(size_t(numbers.number()));
+  for (void*& pointer : pointers) pointer = numbers.pointer();
+  return pointers;
+}
+
 /// Names as in mace_stream/kernels/inference_cpu.py.
 const char* run_pass(const std::string& name, Numbers& numbers) {
   auto* inference = numbers.pointer<ms_inference>();
@@ -142,27 +149,30 @@ const char* run_pass(const std::string& name, Numbers& numbers) {
   if (name == "contract" || name == "contract_backward") {
     given.read_layer(numbers);
     const auto* species = numbers.pointer<int32_t>();
-    if (name == "contract") {
-      const Pointers<3> p(numbers);
-      return ms_inference_contract(inference, given.layer, given.tile, species, p.at[0], p.at[1],
-                                   p.at[2]);
-    }
-    const Pointers<4> p(numbers);
-    return ms_inference_contract_backward(inference, given.layer, given.tile, species, p.at[0],
-                                          p.at[1], p.at[2], p.at[3]);
+    const auto* coefs = numbers.pointer();
+    const std::vector<void*> msg = several(numbers);
+    if (name == "contract")
+      return ms_inference_contract(inference, given.layer, given.tile, species, coefs, msg.data(),
+                                   numbers.pointer());
+    const Pointers<2> p(numbers);
+    return ms_inference_contract_backward(inference, given.layer, given.tile, species, coefs,
+                                          msg.data(), p.at[0], p.at[1]);
   }
   if (name == "conv" || name == "conv_backward") given.read_layer(numbers);
   given.read_graph(numbers);
   if (name == "conv") {
-    const Pointers<5> p(numbers);
+    const Pointers<3> p(numbers);
+    const std::vector<void*> out = several(numbers);
     return ms_inference_conv(inference, given.layer, given.tile, &given.nodes, &given.edges,
-                             p.at[0], p.at[1], p.at[2], p.at[3], p.at[4]);
+                             p.at[0], p.at[1], p.at[2], out.data(), numbers.pointer());
   }
   if (name == "conv_backward") {
-    const Pointers<7> p(numbers);
+    const Pointers<3> p(numbers);
+    const std::vector<void*> out_bar = several(numbers);
+    const Pointers<3> rest(numbers);
     return ms_inference_conv_backward(inference, given.layer, given.tile, &given.nodes,
-                                      &given.edges, p.at[0], p.at[1], p.at[2], p.at[3], p.at[4],
-                                      p.at[5], p.at[6]);
+                                      &given.edges, p.at[0], p.at[1], p.at[2], out_bar.data(),
+                                      rest.at[0], rest.at[1], rest.at[2]);
   }
   if (name == "scatter") {
     const Pointers<4> p(numbers);

@@ -58,25 +58,25 @@ struct ContractTile {
   }
 };
 
-/// Loads rows [n_rows] of up to CONTRACT_NODES nodes from node `first` of the tile on; the nodes
-/// beyond `count` are zero.
+/// Loads rows [n, channels] of up to CONTRACT_NODES nodes from node `first` of the tile on; the
+/// nodes beyond `count` are zero.
 template <typename T>
 struct ContractRows {
   int64_t n, channels, channel, first;
   int count, lanes;
 
-  MS_INLINE int64_t at(int row, int j) const { return (row * n + first + j) * channels + channel; }
-  MS_INLINE void load_row(const T* source, int row, Vec<T> (&vecs)[CONTRACT_NODES]) const {
+  MS_INLINE int64_t at(int j) const { return (first + j) * channels + channel; }
+  MS_INLINE int64_t start(int row) const { return row * n * channels; }
+  MS_INLINE void load_row(const T* row, Vec<T> (&vecs)[CONTRACT_NODES]) const {
     for (int j = 0; j < CONTRACT_NODES; ++j)
-      vecs[j] = j < count ? load_lanes(source + at(row, j), lanes) : Vec<T>{};
+      vecs[j] = j < count ? load_lanes(row + at(j), lanes) : Vec<T>{};
   }
-  MS_INLINE void store_row(T* target, int row, const Vec<T> (&vecs)[CONTRACT_NODES]) const {
-    for (int j = 0; j < count; ++j) store_lanes(target + at(row, j), vecs[j], lanes);
+  MS_INLINE void store_row(T* row, const Vec<T> (&vecs)[CONTRACT_NODES]) const {
+    for (int j = 0; j < count; ++j) store_lanes(row + at(j), vecs[j], lanes);
   }
   /// Fetches the same of the nodes that come next: they are far apart, and used vector by vector.
-  MS_INLINE void fetch_next(const T* source, int n_rows) const {
-    for (int row = 0; row < n_rows; ++row)
-      for (int j = count; j < 2 * count; ++j) __builtin_prefetch(source + at(row, j));
+  MS_INLINE void fetch_next(const T* row) const {
+    for (int j = count; j < 2 * count; ++j) __builtin_prefetch(row + at(j));
   }
 };
 
@@ -125,25 +125,25 @@ struct ContractScratch {
 };
 
 template <typename T>
-void contract(const ContractInputs<T>& inputs, int64_t first, int64_t last, const T* msg, T* out,
-              T* scratch) {
+void contract(const ContractInputs<T>& inputs, int64_t first, int64_t last, const T* const* msg,
+              T* out, T* scratch) {
   const ContractScratch<T> own(inputs, scratch);
   const ContractTile<T> tile{inputs.monomials, own.coefs, own.feats, own.feats_bar};
   walk_nodes(inputs, first, last, own.coefs, [&](const ContractRows<T>& rows) {
-    for (int m = 0; m < inputs.dim; ++m) rows.load_row(msg, m, own.feats[m]);
-    rows.fetch_next(msg, inputs.dim);
+    for (int m = 0; m < inputs.dim; ++m) rows.load_row(msg[m], own.feats[m]);
+    for (int m = 0; m < inputs.dim; ++m) rows.fetch_next(msg[m]);
     int32_t g = 0;
     for (int o = 0; o < inputs.dim_out; ++o) {
       typename ContractTile<T>::Vecs sum = {};
       for (; g < inputs.n_groups && inputs.groups[g].out == o; ++g)
         tile.add_value(inputs.groups[g], sum);
-      rows.store_row(out, o, sum);
+      rows.store_row(out + rows.start(o), sum);
     }
   });
 }
 
 template <typename T>
-void contract_backward(const ContractInputs<T>& inputs, int64_t first, int64_t last, T* msg,
+void contract_backward(const ContractInputs<T>& inputs, int64_t first, int64_t last, T* const* msg,
                        const T* out_bar, T* dot, T* scratch) {
   typedef typename ContractTile<T>::Vecs Vecs;
   const ContractScratch<T> own(inputs, scratch);
@@ -151,22 +151,22 @@ void contract_backward(const ContractInputs<T>& inputs, int64_t first, int64_t l
   if (dot)
     for (int64_t i = first; i < last; ++i) dot[inputs.tile.first + i] = T(0);
   walk_nodes(inputs, first, last, own.coefs, [&](const ContractRows<T>& rows) {
-    for (int m = 0; m < inputs.dim; ++m) rows.load_row(msg, m, own.feats[m]);
-    rows.fetch_next(msg, inputs.dim);
-    rows.fetch_next(out_bar, inputs.dim_out);
+    for (int m = 0; m < inputs.dim; ++m) rows.load_row(msg[m], own.feats[m]);
+    for (int m = 0; m < inputs.dim; ++m) rows.fetch_next(msg[m]);
+    for (int o = 0; o < inputs.dim_out; ++o) rows.fetch_next(out_bar + rows.start(o));
     for (int m = 0; m <= inputs.dim; ++m)
       for (int j = 0; j < CONTRACT_NODES; ++j) own.feats_bar[m][j] = Vec<T>{};
     int32_t g = 0;
     for (int o = 0; o < inputs.dim_out; ++o) {
       Vecs bar;
-      rows.load_row(out_bar, o, bar);
+      rows.load_row(out_bar + rows.start(o), bar);
       for (; g < inputs.n_groups && inputs.groups[g].out == o; ++g)
         tile.add_cotangents(inputs.groups[g], bar);
     }
     Vecs product = {};
     for (int m = 0; m < inputs.dim; ++m) {
       for (int j = 0; j < CONTRACT_NODES; ++j) product[j] += own.feats[m][j] * own.feats_bar[m][j];
-      rows.store_row(msg, m, own.feats_bar[m]);
+      rows.store_row(msg[m], own.feats_bar[m]);
     }
     if (dot)
       for (int j = 0; j < rows.count; ++j)

@@ -23,13 +23,13 @@ struct ConvScratch {
   }
 };
 
-/// Offset of an output row's numbers of one receiver.
-template <typename T>
-MS_INLINE int64_t place_of(const ConvInputs<T>& inputs, int32_t row, int64_t receiver) {
+/// Where an output row's numbers of one receiver start; `out` are blocks of T or const T.
+template <typename T, typename Out>
+MS_INLINE Out* row_of(const ConvInputs<T>& inputs, Out* const* out, int32_t row, int64_t receiver) {
   const RowPlace& place = inputs.places[row];
   const int64_t n = inputs.tile.last - inputs.tile.first;
-  return (place.base * n + (receiver - inputs.tile.first) * place.n_paths + place.path) *
-         inputs.channels;
+  const int64_t node = receiver - inputs.tile.first;
+  return out[place.block] + (place.base * n + node * place.n_paths + place.path) * inputs.channels;
 }
 
 /// Dense couplings [n_in, n_out, EDGES] of one path; terms are sorted by input, then output row.
@@ -172,10 +172,10 @@ MS_INLINE void walk_paths(const ConvInputs<T>& inputs, const EdgeRuns& runs,
 /// Unpacks a receiver's messages of one path.
 template <typename T>
 MS_INLINE void store_messages(const ConvInputs<T>& inputs, const ConvBlock& block, int64_t receiver,
-                              const T* accum, T* out) {
+                              const T* accum, T* const* out) {
   constexpr int WIDTH = Simd<T>::WIDTH;
   for (int k = 0; k < block.n_out; ++k) {
-    T* row = out + place_of(inputs, block.rows_out[k], receiver);
+    T* row = row_of(inputs, out, block.rows_out[k], receiver);
     for (int64_t channel = 0; channel < inputs.channels; channel += WIDTH) {
       const int lanes = int(inputs.channels - channel < WIDTH ? inputs.channels - channel : WIDTH);
       Vec<T> sum = load<true>(accum + channel * block.n_out + k * WIDTH, 0);
@@ -186,7 +186,7 @@ MS_INLINE void store_messages(const ConvInputs<T>& inputs, const ConvBlock& bloc
 }
 
 template <typename T>
-void conv(const ConvInputs<T>& inputs, const EdgeRuns& runs, T* out, T* scratch) {
+void conv(const ConvInputs<T>& inputs, const EdgeRuns& runs, T* const* out, T* scratch) {
   const ConvScratch<T> chunk(inputs, runs, scratch);
   for (int64_t k = 0; k < runs.n_runs; ++k)
     harmonics(inputs.edges, runs.runs[k], norm_of(inputs.edges, runs.runs[k]),

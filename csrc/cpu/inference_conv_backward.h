@@ -157,11 +157,11 @@ MS_INLINE void back_path_of(int n_out, const PathRun<T>& run, const BackRun<T>& 
 /// Brings a receiver's cotangents of one path together, times its norm; zero beyond the channels.
 template <typename T>
 MS_INLINE void pack_bars(const ConvInputs<T>& inputs, const ConvBlock& block, int64_t receiver,
-                         const T* out_bar, T* bars) {
+                         const T* const* out_bar, T* bars) {
   constexpr int WIDTH = Simd<T>::WIDTH;
   const T norm = inputs.edges.norm ? inputs.edges.norm[receiver] : T(1);
   for (int k = 0; k < block.n_out; ++k) {
-    const T* row = out_bar + place_of(inputs, block.rows_out[k], receiver);
+    const T* row = row_of(inputs, out_bar, block.rows_out[k], receiver);
     T* target = bars + k * WIDTH;
     for (int64_t channel = 0; channel < inputs.channels; channel += WIDTH) {
       const int64_t left = inputs.channels - channel;
@@ -205,8 +205,8 @@ MS_INLINE void add_sums(const ConvBlock& block, int count, const T* spread, cons
 }
 
 template <typename T>
-void conv_backward(const ConvInputs<T>& inputs, const EdgeRuns& runs, const T* out_bar, T* up_bar,
-                   const SenderLocks& locks, T* scratch) {
+void conv_backward(const ConvInputs<T>& inputs, const EdgeRuns& runs, const T* const* out_bar,
+                   T* up_bar, const SenderLocks& locks, T* scratch) {
   alignas(64) T sums[EDGES * MAX_BLOCK_ROWS * SUMS];
   alignas(64) T spread[MAX_BLOCK_ROWS * MAX_BLOCK_ROWS * HARMONICS_AT_ONCE];
   const ConvScratch<T> chunk(inputs, runs, scratch);

@@ -43,6 +43,14 @@ const char* check_layer(const ms_inference* inference, int32_t layer, ms_tile ti
   return nullptr;
 }
 
+/// Several arrays that are needed where n > 0.
+const char* check_arrays(const char* name, const void* const* arrays, int32_t n_arrays, int64_t n) {
+  if (const char* error = check_arguments({{name, arrays, n}})) return error;
+  for (int32_t k = 0; n > 0 && k < n_arrays; ++k)
+    if (const char* error = check_arguments({{name, arrays[k], n}})) return error;
+  return nullptr;
+}
+
 /// norm and dot come with a density and not without.
 const char* check_density(const ms_nodes& nodes, const void* density, const void* norm,
                           const void* dot) {
@@ -115,69 +123,76 @@ const char* ms_inference_scatter_backward(ms_inference* inference, const ms_node
 
 const char* ms_inference_conv(ms_inference* inference, int32_t layer, ms_tile tile,
                               const ms_nodes* nodes, const ms_edges* edges, const void* up,
-                              const void* table, const void* density, void* out, void* norm) {
+                              const void* table, const void* density, void* const* out,
+                              void* norm) {
   if (const char* error = check_graph(inference, nodes, edges)) return error;
   if (const char* error = check_layer(inference, layer, tile, true)) return error;
   if (tile.last > nodes->n_nodes) return "tile: expected receivers that exist";
-  if (const char* error = check_arguments({{"up", up, nodes->n_senders},
-                                           {"table", table, 1},
-                                           {"out", out, tile.last - tile.first}}))
+  if (const char* error = check_arguments({{"up", up, nodes->n_senders}, {"table", table, 1}}))
     return error;
+  const int32_t n_blocks = inference->layers[layer].conv.n_output_blocks;
+  if (const char* error = check_arrays("out", out, n_blocks, tile.last - tile.first)) return error;
   if (const char* error = check_density(*nodes, density, norm, norm)) return error;
   return run(*inference, [&](auto number) {
     using T = decltype(number);
     cpu::conv(*inference, layer, tile, *nodes, *edges, static_cast<const T*>(up),
-              radial_of<T>(table, density, norm, nullptr), static_cast<T*>(out));
+              radial_of<T>(table, density, norm, nullptr), reinterpret_cast<T* const*>(out));
   });
 }
 
 const char* ms_inference_conv_backward(ms_inference* inference, int32_t layer, ms_tile tile,
                                        const ms_nodes* nodes, const ms_edges* edges, const void* up,
-                                       const void* table, const void* density, const void* out_bar,
-                                       const void* norm, const void* dot, void* up_bar) {
+                                       const void* table, const void* density,
+                                       const void* const* out_bar, const void* norm,
+                                       const void* dot, void* up_bar) {
   if (const char* error = check_graph(inference, nodes, edges)) return error;
   if (const char* error = check_layer(inference, layer, tile, true)) return error;
   if (tile.last > nodes->n_nodes) return "tile: expected receivers that exist";
-  if (const char* error = check_arguments({{"up", up, nodes->n_senders},
-                                           {"table", table, 1},
-                                           {"out_bar", out_bar, tile.last - tile.first}}))
+  if (const char* error = check_arguments({{"up", up, nodes->n_senders}, {"table", table, 1}}))
+    return error;
+  const int32_t n_blocks = inference->layers[layer].conv.n_output_blocks;
+  if (const char* error = check_arrays("out_bar", out_bar, n_blocks, tile.last - tile.first))
     return error;
   if (const char* error = check_density(*nodes, density, norm, dot)) return error;
   return run(*inference, [&](auto number) {
     using T = decltype(number);
     cpu::conv_backward(*inference, layer, tile, *nodes, *edges, static_cast<const T*>(up),
-                       radial_of<T>(table, density, norm, dot), static_cast<const T*>(out_bar),
-                       static_cast<T*>(up_bar));
+                       radial_of<T>(table, density, norm, dot),
+                       reinterpret_cast<const T* const*>(out_bar), static_cast<T*>(up_bar));
   });
 }
 
 const char* ms_inference_contract(ms_inference* inference, int32_t layer, ms_tile tile,
-                                  const int32_t* species, const void* coefs, const void* msg,
+                                  const int32_t* species, const void* coefs, const void* const* msg,
                                   void* out) {
   if (const char* error = check_layer(inference, layer, tile, false)) return error;
   const int64_t n = tile.last - tile.first;
-  if (const char* error = check_arguments(
-          {{"species", species, n}, {"coefs", coefs, n}, {"msg", msg, n}, {"out", out, n}}))
+  if (const char* error =
+          check_arguments({{"species", species, n}, {"coefs", coefs, n}, {"out", out, n}}))
     return error;
+  const int32_t dim = inference->layers[layer].contract.dim;
+  if (const char* error = check_arrays("msg", msg, dim, n)) return error;
   return run(*inference, [&](auto number) {
     using T = decltype(number);
     cpu::contract(*inference, layer, tile, species, static_cast<const T*>(coefs),
-                  static_cast<const T*>(msg), static_cast<T*>(out));
+                  reinterpret_cast<const T* const*>(msg), static_cast<T*>(out));
   });
 }
 
 const char* ms_inference_contract_backward(ms_inference* inference, int32_t layer, ms_tile tile,
-                                           const int32_t* species, const void* coefs, void* msg,
-                                           const void* out_bar, void* dot) {
+                                           const int32_t* species, const void* coefs,
+                                           void* const* msg, const void* out_bar, void* dot) {
   if (const char* error = check_layer(inference, layer, tile, false)) return error;
   const int64_t n = tile.last - tile.first;
-  if (const char* error = check_arguments(
-          {{"species", species, n}, {"coefs", coefs, n}, {"msg", msg, n}, {"out_bar", out_bar, n}}))
+  if (const char* error =
+          check_arguments({{"species", species, n}, {"coefs", coefs, n}, {"out_bar", out_bar, n}}))
     return error;
+  const int32_t dim = inference->layers[layer].contract.dim;
+  if (const char* error = check_arrays("msg", msg, dim, n)) return error;
   return run(*inference, [&](auto number) {
     using T = decltype(number);
     cpu::contract_backward(*inference, layer, tile, species, static_cast<const T*>(coefs),
-                           static_cast<T*>(msg), static_cast<const T*>(out_bar),
+                           reinterpret_cast<T* const*>(msg), static_cast<const T*>(out_bar),
                            static_cast<T*>(dot));
   });
 }

@@ -56,10 +56,11 @@ struct ScatterInputs {
   const T* table; /* [rows, n_coef, n_hidden] */
 };
 
-/// Where a row of a plan's output lies: out[(base * n + receiver * n_paths + path) * channels].
+/// Where a row of a plan's output lies: out[block][(base * n + receiver * n_paths + path) *
+/// channels].
 struct RowPlace {
   int64_t base;
-  int32_t n_paths, path;
+  int32_t block, n_paths, path;
 };
 
 /// A path, or a piece of it, that couples something. Terms are sorted by input, then output row.
@@ -114,12 +115,12 @@ template <typename T>
 struct InferenceKernels {
   void (*scatter)(const ScatterInputs<T>&, const EdgeRuns&, T* out, T* scratch);
   void (*scatter_backward)(const ScatterInputs<T>&, const EdgeRuns&, const T* out_bar, T* scratch);
-  void (*conv)(const ConvInputs<T>&, const EdgeRuns&, T* out, T* scratch);
-  void (*conv_backward)(const ConvInputs<T>&, const EdgeRuns&, const T* out_bar, T* up_bar,
+  void (*conv)(const ConvInputs<T>&, const EdgeRuns&, T* const* out, T* scratch);
+  void (*conv_backward)(const ConvInputs<T>&, const EdgeRuns&, const T* const* out_bar, T* up_bar,
                         const SenderLocks&, T* scratch);
-  void (*contract)(const ContractInputs<T>&, int64_t first, int64_t last, const T* msg, T* out,
-                   T* scratch);
-  void (*contract_backward)(const ContractInputs<T>&, int64_t first, int64_t last, T* msg,
+  void (*contract)(const ContractInputs<T>&, int64_t first, int64_t last, const T* const* msg,
+                   T* out, T* scratch);
+  void (*contract_backward)(const ContractInputs<T>&, int64_t first, int64_t last, T* const* msg,
                             const T* out_bar, T* dot, T* scratch);
 };
 

@@ -218,13 +218,14 @@ ConvInputs<T> conv_inputs(const ms_inference& inference, int32_t layer, ms_tile 
 /// Zeroes the rows of a receiver that no block overwrites: all without edges.
 template <typename T>
 void zero_rows(const ConvTables& tables, const ConvInputs<T>& inputs, int64_t receiver, bool all,
-               T* out) {
+               T* const* out) {
   const int64_t n = inputs.tile.last - inputs.tile.first;
   const size_t n_rows = all ? tables.places.size() : tables.zeroed_rows.size();
   for (size_t k = 0; k < n_rows; ++k) {
     const RowPlace& place = tables.places[all ? k : size_t(tables.zeroed_rows[k])];
-    T* row = out + (place.base * n + (receiver - inputs.tile.first) * place.n_paths + place.path) *
-                       inputs.channels;
+    const int64_t node = receiver - inputs.tile.first;
+    T* row =
+        out[place.block] + (place.base * n + node * place.n_paths + place.path) * inputs.channels;
     std::fill(row, row + inputs.channels, T(0));
   }
 }
@@ -239,7 +240,7 @@ SenderLocks locks_of(ms_inference& inference) {
 
 template <typename T>
 void conv(ms_inference& inference, int32_t layer, ms_tile tile, const ms_nodes& nodes,
-          const ms_edges& edges, const T* up, const Radial<T>& radial, T* out) {
+          const ms_edges& edges, const T* up, const Radial<T>& radial, T* const* out) {
   const auto inputs = conv_inputs(inference, layer, tile, nodes, edges, up, radial);
   const ConvTables& tables = inference.layers[layer].conv;
   walk_chunks<T>(
@@ -255,8 +256,8 @@ void conv(ms_inference& inference, int32_t layer, ms_tile tile, const ms_nodes& 
 
 template <typename T>
 void conv_backward(ms_inference& inference, int32_t layer, ms_tile tile, const ms_nodes& nodes,
-                   const ms_edges& edges, const T* up, const Radial<T>& radial, const T* out_bar,
-                   T* up_bar) {
+                   const ms_edges& edges, const T* up, const Radial<T>& radial,
+                   const T* const* out_bar, T* up_bar) {
   const auto inputs = conv_inputs(inference, layer, tile, nodes, edges, up, radial);
   const SenderLocks locks = locks_of(inference);
   walk_chunks<T>(
@@ -306,7 +307,7 @@ void share_nodes(ms_inference& inference, const ContractInputs<T>& inputs, const
 
 template <typename T>
 void contract(ms_inference& inference, int32_t layer, ms_tile tile, const int32_t* species,
-              const T* coefs, const T* msg, T* out) {
+              const T* coefs, const T* const* msg, T* out) {
   const auto inputs = contract_inputs(inference, layer, tile, species, coefs);
   share_nodes(inference, inputs, [&](int64_t first, int64_t last, T* scratch) {
     best_inference_kernels<T>().contract(inputs, first, last, msg, out, scratch);
@@ -315,24 +316,25 @@ void contract(ms_inference& inference, int32_t layer, ms_tile tile, const int32_
 
 template <typename T>
 void contract_backward(ms_inference& inference, int32_t layer, ms_tile tile, const int32_t* species,
-                       const T* coefs, T* msg, const T* out_bar, T* dot) {
+                       const T* coefs, T* const* msg, const T* out_bar, T* dot) {
   const auto inputs = contract_inputs(inference, layer, tile, species, coefs);
   share_nodes(inference, inputs, [&](int64_t first, int64_t last, T* scratch) {
     best_inference_kernels<T>().contract_backward(inputs, first, last, msg, out_bar, dot, scratch);
   });
 }
 
-#define INSTANTIATE(T)                                                                             \
-  template void scatter(ms_inference&, const ms_nodes&, const ms_edges&, const Radial<T>&, T*);    \
-  template void scatter_backward(ms_inference&, const ms_nodes&, const ms_edges&,                  \
-                                 const Radial<T>&, const T*);                                      \
-  template void conv(ms_inference&, int32_t, ms_tile, const ms_nodes&, const ms_edges&, const T*,  \
-                     const Radial<T>&, T*);                                                        \
-  template void conv_backward(ms_inference&, int32_t, ms_tile, const ms_nodes&, const ms_edges&,   \
-                              const T*, const Radial<T>&, const T*, T*);                           \
-  template void contract(ms_inference&, int32_t, ms_tile, const int32_t*, const T*, const T*, T*); \
-  template void contract_backward(ms_inference&, int32_t, ms_tile, const int32_t*, const T*, T*,   \
-                                  const T*, T*);
+#define INSTANTIATE(T)                                                                            \
+  template void scatter(ms_inference&, const ms_nodes&, const ms_edges&, const Radial<T>&, T*);   \
+  template void scatter_backward(ms_inference&, const ms_nodes&, const ms_edges&,                 \
+                                 const Radial<T>&, const T*);                                     \
+  template void conv(ms_inference&, int32_t, ms_tile, const ms_nodes&, const ms_edges&, const T*, \
+                     const Radial<T>&, T* const*);                                                \
+  template void conv_backward(ms_inference&, int32_t, ms_tile, const ms_nodes&, const ms_edges&,  \
+                              const T*, const Radial<T>&, const T* const*, T*);                   \
+  template void contract(ms_inference&, int32_t, ms_tile, const int32_t*, const T*,               \
+                         const T* const*, T*);                                                    \
+  template void contract_backward(ms_inference&, int32_t, ms_tile, const int32_t*, const T*,      \
+                                  T* const*, const T*, T*);
 INSTANTIATE(float)
 INSTANTIATE(double)
 

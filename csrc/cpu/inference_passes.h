@@ -30,20 +30,20 @@ void scatter_backward(ms_inference& inference, const ms_nodes& nodes, const ms_e
 
 template <typename T>
 void conv(ms_inference& inference, int32_t layer, ms_tile tile, const ms_nodes& nodes,
-          const ms_edges& edges, const T* up, const Radial<T>& radial, T* out);
+          const ms_edges& edges, const T* up, const Radial<T>& radial, T* const* out);
 
 template <typename T>
 void conv_backward(ms_inference& inference, int32_t layer, ms_tile tile, const ms_nodes& nodes,
-                   const ms_edges& edges, const T* up, const Radial<T>& radial, const T* out_bar,
-                   T* up_bar);
+                   const ms_edges& edges, const T* up, const Radial<T>& radial,
+                   const T* const* out_bar, T* up_bar);
 
 template <typename T>
 void contract(ms_inference& inference, int32_t layer, ms_tile tile, const int32_t* species,
-              const T* coefs, const T* msg, T* out);
+              const T* coefs, const T* const* msg, T* out);
 
 template <typename T>
 void contract_backward(ms_inference& inference, int32_t layer, ms_tile tile, const int32_t* species,
-                       const T* coefs, T* msg, const T* out_bar, T* dot);
+                       const T* coefs, T* const* msg, const T* out_bar, T* dot);
 
 struct Virials {
   double *total, *receiver, *sender; /* the last two may be null */

@@ -56,7 +56,7 @@ std::vector<RowPlace> row_places(const ms_layer& layer) {
     require(block.start == int64_t(places.size()) && block.dim > 0 && block.n_paths > 0);
     for (int m = 0; m < block.dim; ++m)
       for (int path = 0; path < block.n_paths; ++path)
-        places.push_back({block.start + int64_t(m) * block.n_paths, block.n_paths, path});
+        places.push_back({int64_t(m) * block.n_paths, b, block.n_paths, path});
   }
   require(int64_t(places.size()) == layer.conv.dim_out);
   return places;
@@ -105,6 +105,7 @@ ConvTables conv_tables(const ms_layer& layer, int l_max) {
   require(tables.plan != nullptr);
   copy_blocks(*tables.plan, tables);
   tables.places = row_places(layer);
+  tables.n_output_blocks = layer.n_blocks;
   set_writers(tables);
   return tables;
 }

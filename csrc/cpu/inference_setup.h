@@ -17,8 +17,9 @@ struct ConvTables {
   std::unique_ptr<ms_conv_plan, FreePlan> plan; /* null where there is no convolution */
   int64_t channels;
   std::vector<ConvBlock> blocks;
-  std::vector<BlockTerm> terms;     /* of all blocks, see ConvInputs */
-  std::vector<RowPlace> places;     /* of every output row */
+  std::vector<BlockTerm> terms; /* of all blocks, see ConvInputs */
+  std::vector<RowPlace> places; /* of every output row */
+  int32_t n_output_blocks;
   std::vector<int32_t> zeroed_rows; /* which blocks add to, or none writes */
 };
 

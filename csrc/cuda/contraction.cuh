@@ -9,9 +9,11 @@ __global__ void __launch_bounds__(THREADS) contract(ContractionCall call) {
   const Real* coefs = call.coefs + int64_t(call.species[node]) * N_TERMS * CHANNELS;
   for (int channel = threadIdx.x; channel < CHANNELS; channel += THREADS) {
     Pack<NODES> a[DIM], b[DIM_OUT];
-    load_nodes(call.msg, call, node, channel, a);
+    const int64_t place = node * CHANNELS + channel;
+    unrolled<DIM>([&](auto m) { a[m.value] = load_nodes(call.msg[m.value] + place); });
     set_zero(b);
     contract_pack(coefs + channel, a, b);
-    store_nodes(call.out, call, node, channel, b);
+    unrolled<DIM_OUT>(
+        [&](auto m) { store_nodes(out_row(call, m.value, node) + channel, b[m.value]); });
   }
 }

@@ -12,11 +12,13 @@ __global__ void __launch_bounds__(THREADS) contract_backward(ContractionCall cal
   Real dots[NODES] = {};
   for (int channel = threadIdx.x; channel < CHANNELS; channel += THREADS) {
     Pack<NODES> a[DIM], a_bar[DIM], b_bar[DIM_OUT];
-    load_nodes(call.msg, call, node, channel, a);
-    load_nodes(call.out, call, node, channel, b_bar);
+    const int64_t place = node * CHANNELS + channel;
+    unrolled<DIM>([&](auto m) { a[m.value] = load_nodes(call.msg[m.value] + place); });
+    unrolled<DIM_OUT>(
+        [&](auto m) { b_bar[m.value] = load_nodes(out_row(call, m.value, node) + channel); });
     set_zero(a_bar);
     contract_pack_backward(coefs + channel, a, b_bar, a_bar);
-    store_nodes(call.msg, call, node, channel, a_bar);
+    unrolled<DIM>([&](auto m) { store_nodes(call.msg[m.value] + place, a_bar[m.value]); });
 #pragma unroll
     for (int m = 0; m < DIM; ++m)
 #pragma unroll

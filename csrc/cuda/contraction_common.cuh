@@ -18,28 +18,25 @@ struct ContractionCall {
   int64_t n_nodes;
   const int32_t* species;
   const Real* coefs;  // [n_species, N_TERMS, CHANNELS]
-  Real* msg;          // [DIM, n_nodes, CHANNELS]
+  Real* msg[DIM];     // rows [n_nodes, CHANNELS]
   Real* out;          // [DIM_OUT, n_nodes, CHANNELS], or its cotangent
   Real* dot;          // [n_nodes], may be null
 };
 
-template <int DIMENSION>
-__device__ __forceinline__ void load_nodes(const Real* source, const ContractionCall& call,
-                                           int64_t node, int channel,
-                                           Pack<NODES> (&rows)[DIMENSION]) {
+/// `first` is where a row starts, for the thread's nodes and channel.
+__device__ __forceinline__ Pack<NODES> load_nodes(const Real* first) {
+  Pack<NODES> nodes;
 #pragma unroll
-  for (int m = 0; m < DIMENSION; ++m)
-#pragma unroll
-    for (int r = 0; r < NODES; ++r)
-      rows[m].v[r] = source[(m * call.n_nodes + node + r) * CHANNELS + channel];
+  for (int r = 0; r < NODES; ++r) nodes.v[r] = first[r * CHANNELS];
+  return nodes;
 }
 
-template <int DIMENSION>
-__device__ __forceinline__ void store_nodes(Real* target, const ContractionCall& call, int64_t node,
-                                            int channel, const Pack<NODES> (&rows)[DIMENSION]) {
+__device__ __forceinline__ void store_nodes(Real* first, const Pack<NODES>& nodes) {
 #pragma unroll
-  for (int m = 0; m < DIMENSION; ++m)
-#pragma unroll
-    for (int r = 0; r < NODES; ++r)
-      target[(m * call.n_nodes + node + r) * CHANNELS + channel] = rows[m].v[r];
+  for (int r = 0; r < NODES; ++r) first[r * CHANNELS] = nodes.v[r];
+}
+
+/// Where row `m` of `out` starts for a node.
+__device__ __forceinline__ Real* out_row(const ContractionCall& call, int m, int64_t node) {
+  return call.out + (m * call.n_nodes + node) * CHANNELS;
 }

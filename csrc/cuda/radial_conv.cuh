@@ -1,10 +1,10 @@
 // Convolution of a later layer, with weights read from a radial table, and its derivatives.
 //
 // A block owns one receiver, a warp of it a tile of channels; 32 edges at a time are staged for all
-// warps. Written per model: `CHANNELS`, `N_PATHS`, `WARPS` and groups of paths as in
+// warps. Written per model: `CHANNELS`, `N_PATHS`, `WARPS`, `N_BLOCKS` and groups of paths as in
 // conv_common.cuh, whose output rows lie in blocks [component, receiver, path, channel]:
 //
-//   static constexpr int OUT_START[], OUT_COMPONENT[], OUT_PATH[], OUT_PATHS[];   per output row
+//   static constexpr int OUT_BLOCK[], OUT_COMPONENT[], OUT_PATH[], OUT_PATHS[];   per output row
 
 #pragma once
 
@@ -17,7 +17,7 @@ struct ConvCall {
   const Real* up;       // [DIM_IN, n_senders, CHANNELS]
   const Real* table;    // [rows, N_PATHS, N_COEF, CHANNELS]
   const Real* density;  // [rows, N_COEF]
-  Real* out;            // messages, or their cotangents
+  Real* out[N_BLOCKS];  // messages, or their cotangents
   Real* norm;           // [n_nodes]
   const Real* dot;      // [n_nodes]
   Real* up_bar;         // [DIM_IN, n_senders, CHANNELS], null where nobody wants it
@@ -35,11 +35,12 @@ struct Channels {
   }
 };
 
-template <typename G>
-__device__ __forceinline__ int64_t out_offset(int m, int64_t receiver, int64_t n_receivers) {
-  return (G::OUT_START[m] * n_receivers +
-          (G::OUT_COMPONENT[m] * n_receivers + receiver) * G::OUT_PATHS[m] + G::OUT_PATH[m]) *
-         CHANNELS;
+/// Where an output row of this block's receiver starts.
+template <typename G, int M>
+__device__ __forceinline__ Real* out_row(const ConvCall& call) {
+  constexpr int block = G::OUT_BLOCK[M], paths = G::OUT_PATHS[M];
+  const int64_t row = G::OUT_COMPONENT[M] * call.n_receivers + blockIdx.x;
+  return call.out[block] + (row * paths + G::OUT_PATH[M]) * CHANNELS;
 }
 
 template <typename G, int WIDTH>
@@ -114,8 +115,7 @@ __global__ void __launch_bounds__(WARPS* WARP) radial_conv(ConvCall call) {
     Pack<WIDTH> row = sum[m.value];
 #pragma unroll
     for (int i = 0; i < WIDTH; ++i) row.v[i] *= norm;
-    store<WIDTH>(call.out + out_offset<G>(m.value, blockIdx.x, call.n_receivers) + own.first, row,
-                 own.active);
+    store<WIDTH>(out_row<G, m.value>(call) + own.first, row, own.active);
   });
 }
 
@@ -134,8 +134,7 @@ __global__ void __launch_bounds__(WARPS* WARP) radial_conv_backward(ConvCall cal
   const Real rho_bar = DENSITY ? -norm * call.dot[node] : Real(0);
   Pack<WIDTH> bar[G::N_OUT];
   unrolled<G::N_OUT>([&](auto m) {
-    bar[m.value] = load<WIDTH>(
-        call.out + out_offset<G>(m.value, blockIdx.x, call.n_receivers) + own.first, own.active);
+    bar[m.value] = load<WIDTH>(out_row<G, m.value>(call) + own.first, own.active);
 #pragma unroll
     for (int i = 0; i < WIDTH; ++i) bar[m.value].v[i] *= norm;
   });

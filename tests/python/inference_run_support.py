@@ -103,9 +103,20 @@ class Run:
         p, plan = self.problem, self.setup.plans[layer]
         out = self.poisoned(plan.dim_out * (tile[1] - tile[0]) * plan.channels)
         up, table = self.cast(p.ups[layer]), self.cast(p.convs[layer])
-        arrays = (up, table, self.density, out, self.norm)
-        self.passes.conv(layer, tile, self.nodes, self.edges, *map(self.address, arrays))
+        arrays = *map(self.address, (up, table, self.density)), self.blocks(layer, tile, out)
+        self.passes.conv(layer, tile, self.nodes, self.edges, *arrays, self.address(self.norm))
         return out, self.norm[slice(*tile)]
+
+    def blocks(self, layer, tile, flat):
+        """Addresses of the output blocks, one after the other."""
+        plan = self.setup.plans[layer]
+        size = (tile[1] - tile[0]) * plan.channels * np.dtype(self.real).itemsize
+        return [self.address(flat) + block.rows.start * size for block in plan.outputs]
+
+    def rows(self, array):
+        """Addresses of the rows of an array."""
+        size = array[0].size * np.dtype(self.real).itemsize
+        return [self.address(array) + row * size for row in range(len(array))]
 
     def conv_backward(self, layer, tile, bar, up_bar=True):
         """What is added to grad and to up_bar."""
@@ -117,11 +128,10 @@ class Run:
         dot[slice(*tile)] = product.sum(axis=(1, 2))
         ups_bar = np.ones(p.ups[layer].shape, self.real) if up_bar else None
         up, table = self.cast(p.ups[layer]), self.cast(p.convs[layer])
-        arrays = (up, table, self.density, bar, self.norm, dot, ups_bar)
+        arrays = *map(self.address, (up, table, self.density)), self.blocks(layer, tile, bar)
+        arrays += tuple(map(self.address, (self.norm, dot, ups_bar)))
         grad = self.added(
-            lambda: self.passes.conv_backward(
-                layer, tile, self.nodes, self.edges, *map(self.address, arrays)
-            )
+            lambda: self.passes.conv_backward(layer, tile, self.nodes, self.edges, *arrays)
         )
         return grad, None if ups_bar is None else ups_bar - 1
 
@@ -136,7 +146,8 @@ class Run:
         msg = self.cast(p.messages[layer][:, slice(*tile)])
         out = self.poisoned(contraction.dim_out, *msg.shape[1:])
         coefs = self.cast(p.coefs[layer])
-        self.passes.contract(layer, tile, *map(self.address, (self.lists[4], coefs, msg, out)))
+        arrays = self.address(self.lists[4]), self.address(coefs), self.rows(msg)
+        self.passes.contract(layer, tile, *arrays, self.address(out))
         return out
 
     def contract_backward(self, layer, tile, with_dot=True):
@@ -147,8 +158,8 @@ class Run:
         )
         dot = self.poisoned(self.nodes.n_nodes) if with_dot else None
         coefs = self.cast(p.coefs[layer])
-        arrays = (self.lists[4], coefs, msg, bar, dot)
-        self.passes.contract_backward(layer, tile, *map(self.address, arrays))
+        arrays = self.address(self.lists[4]), self.address(coefs), self.rows(msg)
+        self.passes.contract_backward(layer, tile, *arrays, self.address(bar), self.address(dot))
         return msg, None if dot is None else dot[slice(*tile)]
 
     def forces(self, virials=True):

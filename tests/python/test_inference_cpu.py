@@ -202,8 +202,9 @@ def test_no_nodes_at_all(core):
     run = Run(core, setup, replace(problem, nodes=nodes))
     run.find_edges()
     run.passes.scatter(run.nodes, run.edges, address(problem.hidden), 0, 0, 0)
-    run.passes.conv(1, (0, 0), run.nodes, run.edges, 0, address(problem.convs[1]), 0, 0, 0)
-    run.passes.contract(0, (0, 0), 0, 0, 0, 0)
+    blocks = [0] * len(setup.plans[1].outputs)
+    run.passes.conv(1, (0, 0), run.nodes, run.edges, 0, address(problem.convs[1]), 0, blocks, 0)
+    run.passes.contract(0, (0, 0), 0, 0, [0] * setup.contractions[0].dim, 0)
     virial = np.full(9, np.nan)
     run.passes.forces(run.nodes, run.edges, 0, address(virial), 0, 0)
     np.testing.assert_array_equal(virial, 0)
@@ -274,7 +275,8 @@ def test_arguments_that_are_missing_are_named(core):
     nodes, edges, n = run.nodes, run.edges, run.nodes.n_nodes
     table, up = address(run.problem.convs[1]), address(run.problem.ups[1])
     out = address(run.problem.conv_bars[1])
-    passes = run.passes
+    passes, blocks = run.passes, run.blocks(1, (0, n), run.problem.conv_bars[1])
+    one_missing, dim = [*blocks[:-1], 0], run.setup.contractions[0].dim
     for name, call in {
         "x": lambda: passes.edges(nodes, edges, 0, out, out),
         "nodes.first": lambda: passes.edges(replace(nodes, first=0), edges, out, out, out),
@@ -282,10 +284,11 @@ def test_arguments_that_are_missing_are_named(core):
         "table": lambda: passes.scatter(nodes, edges, 0, 0, out, 0),
         "norm": lambda: passes.scatter(nodes, edges, table, table, out, 0),
         "dot": lambda: passes.scatter_backward(nodes, edges, table, table, out, out, 0),
-        "up": lambda: passes.conv(1, (0, n), nodes, edges, 0, table, 0, out, 0),
-        "layer": lambda: passes.conv(0, (0, n), nodes, edges, up, table, 0, out, 0),
-        "tile": lambda: passes.conv(1, (0, n + 1), nodes, edges, up, table, 0, out, 0),
-        "msg": lambda: passes.contract(0, (0, n), out, out, 0, out),
+        "up": lambda: passes.conv(1, (0, n), nodes, edges, 0, table, 0, blocks, 0),
+        "out": lambda: passes.conv(1, (0, n), nodes, edges, up, table, 0, one_missing, 0),
+        "layer": lambda: passes.conv(0, (0, n), nodes, edges, up, table, 0, blocks, 0),
+        "tile": lambda: passes.conv(1, (0, n + 1), nodes, edges, up, table, 0, blocks, 0),
+        "msg": lambda: passes.contract(0, (0, n), out, out, [out] * (dim - 1) + [0], out),
         "virial": lambda: passes.forces(nodes, edges, out, 0, 0, 0),
     }.items():
         with pytest.raises(RuntimeError, match=f"^mace_stream: {name}: expected"):

@@ -44,6 +44,8 @@ class Mirrored:
             if isinstance(argument, EdgeArrays | EdgeList):
                 fields = dataclasses.asdict(argument)
                 return dataclasses.replace(argument, **{k: there(v) for k, v in fields.items()})
+            if isinstance(argument, list):  # rows of one array, from the first on
+                return [there(argument[0]) + row - argument[0] for row in argument]
             if argument not in self.arrays:
                 return argument
             if argument not in held:

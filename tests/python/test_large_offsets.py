@@ -118,8 +118,8 @@ def test_convolution_of_far_slots_and_ghosts(near):
         assert up.size > 2**31
         expected, _ = near.conv(layer, tile)
         out, table = near.poisoned(len(expected)), near.cast(p.convs[layer])
-        arrays = (up, table, near.density, out, near.norm)
-        near.passes.conv(layer, tile, run.nodes, run.edges, *map(address, arrays))
+        arrays = *map(address, (up, table, near.density)), near.blocks(layer, tile, out)
+        near.passes.conv(layer, tile, run.nodes, run.edges, *arrays, address(near.norm))
         np.testing.assert_array_equal(out, expected)
 
 
@@ -132,8 +132,10 @@ def test_backward_convolution_of_far_slots_and_ghosts(near):
         far_up, far_up_bar = run.spread(up), run.spread(up_bar)
         near.grad[:] = run.grad[:] = 0
         for own, features, features_bar in ((near, up, up_bar), (run, far_up, far_up_bar)):
-            arrays = (features, table, None, bar, None, None, features_bar)
-            near.passes.conv_backward(layer, tile, own.nodes, own.edges, *map(address, arrays))
+            arrays = address(features), address(table), 0, near.blocks(layer, tile, bar), 0, 0
+            near.passes.conv_backward(
+                layer, tile, own.nodes, own.edges, *arrays, address(features_bar)
+            )
         assert np.abs(up_bar).max() > 0.1
         assert_equal(run.grad, near.grad)
         # Threads add to these in any order, which shows in single precision.

@@ -109,12 +109,12 @@ MACE_STREAM_API const char* ms_inference_scatter_backward(ms_inference* inferenc
 
 /// Convolution of one layer for the receivers of a tile, n = last - first, with the layer's
 /// conv_channels. up [dim_in, n_senders, channels]; table [rows, n_paths, n_coef, channels];
-/// density as above, norm [n_nodes]. `out` holds the output blocks one after the other, each [dim,
-/// n, n_paths of the block, channels].
+/// density as above, norm [n_nodes]. `out` are the output blocks, each [dim, n, n_paths of the
+/// block, channels].
 MACE_STREAM_API const char* ms_inference_conv(ms_inference* inference, int32_t layer, ms_tile tile,
                                               const ms_nodes* nodes, const ms_edges* edges,
                                               const void* up, const void* table,
-                                              const void* density, void* out, void* norm);
+                                              const void* density, void* const* out, void* norm);
 
 /// Adds to edges.grad, and to up_bar [dim_in, n_senders, channels] unless that is null. norm and
 /// dot are [n_nodes].
@@ -122,21 +122,23 @@ MACE_STREAM_API const char* ms_inference_conv_backward(ms_inference* inference, 
                                                        ms_tile tile, const ms_nodes* nodes,
                                                        const ms_edges* edges, const void* up,
                                                        const void* table, const void* density,
-                                                       const void* out_bar, const void* norm,
+                                                       const void* const* out_bar, const void* norm,
                                                        const void* dot, void* up_bar);
 
 /// Symmetric contraction of a tile: out[o, i, c] = sum over monomials k of output o of
 /// coefs[species[first + i], k, c] * product of msg[factor, i, c]. species [n_nodes]; coefs
-/// [n_species, n_monomials, channels]; msg [dim, n, channels]; out [dim_out, n, channels].
+/// [n_species, n_monomials, channels]; msg are dim rows [n, channels]; out is [dim_out, n,
+/// channels].
 MACE_STREAM_API const char* ms_inference_contract(ms_inference* inference, int32_t layer,
                                                   ms_tile tile, const int32_t* species,
-                                                  const void* coefs, const void* msg, void* out);
+                                                  const void* coefs, const void* const* msg,
+                                                  void* out);
 
 /// Overwrites msg with its cotangent, given that of `out`. dot[first + i] becomes the sum of msg
 /// times its cotangent, unless `dot` is null.
 MACE_STREAM_API const char* ms_inference_contract_backward(ms_inference* inference, int32_t layer,
                                                            ms_tile tile, const int32_t* species,
-                                                           const void* coefs, void* msg,
+                                                           const void* coefs, void* const* msg,
                                                            const void* out_bar, void* dot);
 
 /// forces [n_senders, 3] = sums of the gradient, plus at the sender and minus at the receiver;

@@ -7,6 +7,8 @@ type. Layouts and formulas are in docs/inference.md.
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -110,6 +112,17 @@ class EdgeArrays:
     """Real [n_slots, 3]: dE/d(edge_vec)"""
 
 
+def pointers(arrays: Sequence[int], expected: int) -> ctypes.Array:
+    """Return the addresses of arrays as the passes take them.
+
+    Raises:
+        ValueError: There are not as many as expected.
+    """
+    if len(arrays) != expected:
+        raise ValueError(f"expected {expected} arrays, got {len(arrays)}")
+    return (ctypes.c_void_p * expected)(*arrays)
+
+
 class Passes(Protocol):
     """The passes. 0 stands for an array that is not there; ``tile`` is a range of receivers."""
 
@@ -144,10 +157,10 @@ class Passes(Protocol):
         up: int,
         table: int,
         density: int,
-        out: int,
+        out: Sequence[int],
         norm: int,
     ) -> None:
-        """Convolution of a later layer."""
+        """Convolution of a later layer; ``out`` are its plan's output blocks."""
 
     def conv_backward(
         self,
@@ -158,7 +171,7 @@ class Passes(Protocol):
         up: int,
         table: int,
         density: int,
-        out_bar: int,
+        out_bar: Sequence[int],
         norm: int,
         dot: int,
         up_bar: int,
@@ -166,9 +179,15 @@ class Passes(Protocol):
         """Add the convolution's gradients to ``grad`` and ``up_bar``."""
 
     def contract(
-        self, layer: int, tile: tuple[int, int], species: int, coefs: int, msg: int, out: int
+        self,
+        layer: int,
+        tile: tuple[int, int],
+        species: int,
+        coefs: int,
+        msg: Sequence[int],
+        out: int,
     ) -> None:
-        """Symmetric contraction."""
+        """Symmetric contraction; ``msg`` are its rows [n, C]."""
 
     def contract_backward(
         self,
@@ -176,7 +195,7 @@ class Passes(Protocol):
         tile: tuple[int, int],
         species: int,
         coefs: int,
-        msg: int,
+        msg: Sequence[int],
         out_bar: int,
         dot: int,
     ) -> None:

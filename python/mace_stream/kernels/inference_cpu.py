@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from ctypes import POINTER, Structure, byref, c_char_p, c_double, c_int32, c_int64, c_void_p
 
 import numpy as np
@@ -16,6 +16,7 @@ from mace_stream.kernels.inference import (
     EdgeList,
     Repulsion,
     Setup,
+    pointers,
 )
 
 
@@ -173,12 +174,12 @@ class CpuPasses:
         up: int,
         table: int,
         density: int,
-        out: int,
+        out: Sequence[int],
         norm: int,
     ) -> None:
         """Convolution of a later layer."""
-        graph = _graph(nodes, edges)
-        self._call("conv", layer, _Tile(*tile), *graph, up, table, density, out, norm)
+        arrays = up, table, density, pointers(out, self._n_blocks(layer, out)), norm
+        self._call("conv", layer, _Tile(*tile), *_graph(nodes, edges), *arrays)
 
     def conv_backward(
         self,
@@ -189,20 +190,28 @@ class CpuPasses:
         up: int,
         table: int,
         density: int,
-        out_bar: int,
+        out_bar: Sequence[int],
         norm: int,
         dot: int,
         up_bar: int,
     ) -> None:
         """Gradients of the convolution."""
-        arrays = (up, table, density, out_bar, norm, dot, up_bar)
+        blocks = pointers(out_bar, self._n_blocks(layer, out_bar))
+        arrays = (up, table, density, blocks, norm, dot, up_bar)
         self._call("conv_backward", layer, _Tile(*tile), *_graph(nodes, edges), *arrays)
 
     def contract(
-        self, layer: int, tile: tuple[int, int], species: int, coefs: int, msg: int, out: int
+        self,
+        layer: int,
+        tile: tuple[int, int],
+        species: int,
+        coefs: int,
+        msg: Sequence[int],
+        out: int,
     ) -> None:
         """Symmetric contraction."""
-        self._call("contract", layer, _Tile(*tile), species, coefs, msg, out)
+        rows = pointers(msg, self.setup.contractions[layer].dim)
+        self._call("contract", layer, _Tile(*tile), species, coefs, rows, out)
 
     def contract_backward(
         self,
@@ -210,13 +219,13 @@ class CpuPasses:
         tile: tuple[int, int],
         species: int,
         coefs: int,
-        msg: int,
+        msg: Sequence[int],
         out_bar: int,
         dot: int,
     ) -> None:
         """Gradient of the contraction."""
-        tile_ = _Tile(*tile)
-        self._call("contract_backward", layer, tile_, species, coefs, msg, out_bar, dot)
+        arrays = species, coefs, pointers(msg, self.setup.contractions[layer].dim), out_bar, dot
+        self._call("contract_backward", layer, _Tile(*tile), *arrays)
 
     def forces(
         self,
@@ -230,6 +239,11 @@ class CpuPasses:
         """Sums of the edges' gradient."""
         arrays = (forces, virial, receiver_virial, sender_virial)
         self._call("forces", *_graph(nodes, edges), *arrays)
+
+    def _n_blocks(self, layer: int, given: Sequence[int]) -> int:
+        """Output blocks of a layer; the core library says so where it has no convolution."""
+        plan = self.setup.plans[layer]
+        return len(given if plan is None else plan.outputs)
 
     def _call(self, name: str, *arguments: object) -> None:
         function: Callable = getattr(self._core, f"ms_inference_{name}")

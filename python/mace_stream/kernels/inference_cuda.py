@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from ctypes import c_int64, c_void_p
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
 
 from mace_stream.kernels import inference_source as source
-from mace_stream.kernels.inference import EdgeArrays, EdgeList, Setup
+from mace_stream.kernels.inference import EdgeArrays, EdgeList, Setup, pointers
 from mace_stream.kernels.launching import Kernels, check, clear, launch
 from mace_stream.kernels.nvrtc import compile_program
 
@@ -42,14 +43,17 @@ class _Zbl(ctypes.Structure):
     _fields_ = [(name, c_void_p) for name in ("charge", "inverse_length", "bond")]
 
 
-class _ConvCall(ctypes.Structure):
-    """``ConvCall`` in radial_conv.cuh."""
-
-    _fields_ = [
+@cache
+def _conv_call(n_blocks: int) -> type[ctypes.Structure]:
+    """``ConvCall`` in radial_conv.cuh, with so many blocks of messages."""
+    fields = [
         ("edges", _Edges),
         *((name, c_int64) for name in ("first_receiver", "n_receivers", "n_senders")),
-        *((name, c_void_p) for name in ("up", "table", "density", "out", "norm", "dot", "up_bar")),
+        *((name, c_void_p) for name in ("up", "table", "density")),
+        ("out", c_void_p * n_blocks),
+        *((name, c_void_p) for name in ("norm", "dot", "up_bar")),
     ]
+    return type("_ConvCall", (ctypes.Structure,), {"_fields_": fields})
 
 
 class _ScatterCall(ctypes.Structure):
@@ -61,13 +65,16 @@ class _ScatterCall(ctypes.Structure):
     ]
 
 
-class _ContractionCall(ctypes.Structure):
-    """``ContractionCall`` in contraction.cuh."""
-
-    _fields_ = [
+@cache
+def _contraction_call(dim: int) -> type[ctypes.Structure]:
+    """``ContractionCall`` in contraction_common.cuh, with so many rows of messages."""
+    fields = [
         ("n_nodes", c_int64),
-        *((name, c_void_p) for name in ("species", "coefs", "msg", "out", "dot")),
+        *((name, c_void_p) for name in ("species", "coefs")),
+        ("msg", c_void_p * dim),
+        *((name, c_void_p) for name in ("out", "dot")),
     ]
+    return type("_ContractionCall", (ctypes.Structure,), {"_fields_": fields})
 
 
 FORCES_BLOCKS = 1056
@@ -164,14 +171,12 @@ class CudaPasses:
         up: int,
         table: int,
         density: int,
-        out: int,
+        out: Sequence[int],
         norm: int,
     ) -> None:
         """Convolution of a later layer."""
-        first, n = tile[0], tile[1] - tile[0]
         arrays = up, table, density, out, norm, 0, 0
-        call = _ConvCall(_edges(nodes, edges), first, n, nodes.n_senders, *arrays)
-        self._launch(("conv", layer, False), n, call)
+        self._convolve(layer, tile, nodes, edges, *arrays, backward=False)
 
     def conv_backward(
         self,
@@ -182,24 +187,44 @@ class CudaPasses:
         up: int,
         table: int,
         density: int,
-        out_bar: int,
+        out_bar: Sequence[int],
         norm: int,
         dot: int,
         up_bar: int,
     ) -> None:
         """Gradients of the convolution."""
-        first, n = tile[0], tile[1] - tile[0]
         arrays = up, table, density, out_bar, norm, dot, up_bar
-        call = _ConvCall(_edges(nodes, edges), first, n, nodes.n_senders, *arrays)
-        self._launch(("conv", layer, True), n, call)
+        self._convolve(layer, tile, nodes, edges, *arrays, backward=True)
+
+    def _convolve(
+        self,
+        layer: int,
+        tile: tuple[int, int],
+        nodes: EdgeList,
+        edges: EdgeArrays,
+        up: int,
+        table: int,
+        density: int,
+        out: Sequence[int],
+        *rest: int,
+        backward: bool,
+    ) -> None:
+        n, blocks = tile[1] - tile[0], pointers(out, len(self.setup.plans[layer].outputs))
+        numbers = tile[0], n, nodes.n_senders, up, table, density
+        call = _conv_call(len(blocks))(_edges(nodes, edges), *numbers, blocks, *rest)
+        self._launch(("conv", layer, backward), n, call)
 
     def contract(
-        self, layer: int, tile: tuple[int, int], species: int, coefs: int, msg: int, out: int
+        self,
+        layer: int,
+        tile: tuple[int, int],
+        species: int,
+        coefs: int,
+        msg: Sequence[int],
+        out: int,
     ) -> None:
         """Symmetric contraction."""
-        first, n = tile[0], tile[1] - tile[0]
-        call = _ContractionCall(n, species + 4 * first, coefs, msg, out, 0)
-        self._launch(("contract", layer, False), n, call)
+        self._contract(layer, tile, species, coefs, msg, out, 0, backward=False)
 
     def contract_backward(
         self,
@@ -207,15 +232,28 @@ class CudaPasses:
         tile: tuple[int, int],
         species: int,
         coefs: int,
-        msg: int,
+        msg: Sequence[int],
         out_bar: int,
         dot: int,
     ) -> None:
         """Gradient of the symmetric contraction."""
-        first, n = tile[0], tile[1] - tile[0]
-        dot_here = dot + first * np.dtype(self.setup.dtype).itemsize if dot else 0
-        call = _ContractionCall(n, species + 4 * first, coefs, msg, out_bar, dot_here)
-        self._launch(("contract", layer, True), n, call)
+        dot_here = dot + tile[0] * np.dtype(self.setup.dtype).itemsize if dot else 0
+        self._contract(layer, tile, species, coefs, msg, out_bar, dot_here, backward=True)
+
+    def _contract(
+        self,
+        layer: int,
+        tile: tuple[int, int],
+        species: int,
+        coefs: int,
+        msg: Sequence[int],
+        *rest: int,
+        backward: bool,
+    ) -> None:
+        n, rows = tile[1] - tile[0], pointers(msg, self.setup.contractions[layer].dim)
+        of_tile = species + tile[0] * np.dtype(np.int32).itemsize
+        call = _contraction_call(len(rows))(n, of_tile, coefs, rows, *rest)
+        self._launch(("contract", layer, backward), n, call)
 
     def forces(
         self,

@@ -75,6 +75,7 @@ def conv_program(setup: Setup, plan: ConvPlan, density: bool, backward: bool) ->
     warps = min(MAX_WARPS, tiles)
     constants = [
         f"constexpr int CHANNELS = {plan.channels}, N_PATHS = {plan.n_paths}, WARPS = {warps};",
+        f"constexpr int N_BLOCKS = {len(plan.outputs)};",
         PAIR_AND_TERM,
         *(_group(plan, group, index) for index, group in enumerate(groups)),
     ]
@@ -129,7 +130,7 @@ struct Group{index} {{
   static constexpr int ROWS_IN[] = {{{rows_in}}};
   static constexpr int PATHS[] = {{{paths}}};
   static constexpr int PATH_PAIRS[] = {{{path_pairs}}};
-  static constexpr int OUT_START[] = {{{start}}};
+  static constexpr int OUT_BLOCK[] = {{{block}}};
   static constexpr int OUT_COMPONENT[] = {{{component}}};
   static constexpr int OUT_PATH[] = {{{path}}};
   static constexpr int OUT_PATHS[] = {{{of_paths}}};
@@ -143,7 +144,7 @@ def _group(plan: ConvPlan, group: PathGroup, index: int) -> str:
     pairs, terms = pairs_and_terms(plan, group)
     firsts = [sum(pair[0] < p for pair in pairs) for p in range(len(group.paths) + 1)]
     places = [_place(plan, row) for row in group.rows_out]
-    start, component, path, of_paths = zip(*places, strict=True)
+    block, component, path, of_paths = zip(*places, strict=True)
     return _GROUP.format(
         index=index,
         first=_flag(index == 0),
@@ -154,7 +155,7 @@ def _group(plan: ConvPlan, group: PathGroup, index: int) -> str:
         rows_in=joined(group.rows_in),
         paths=joined(group.paths),
         path_pairs=joined(firsts),
-        start=joined(start),
+        block=joined(block),
         component=joined(component),
         path=joined(path),
         of_paths=joined(of_paths),
@@ -164,10 +165,11 @@ def _group(plan: ConvPlan, group: PathGroup, index: int) -> str:
 
 
 def _place(plan: ConvPlan, row: int) -> tuple[int, int, int, int]:
-    """Start of the output block of a row, its component, its path, and the block's paths."""
-    block = next(block for block in plan.outputs if block.rows.start <= row < block.rows.stop)
+    """Number of the output block of a row, its component, its path, and the block's paths."""
+    number = next(k for k, block in enumerate(plan.outputs) if row < block.rows.stop)
+    block = plan.outputs[number]
     component, path = divmod(row - block.rows.start, block.n_paths)
-    return block.rows.start, component, path, block.n_paths
+    return number, component, path, block.n_paths
 
 
 def _doubles(name: str, values) -> str:  # noqa: ANN001  any iterable of numbers

@@ -27,10 +27,18 @@ def mark(buffer: int, offset: int) -> int:
 
 
 def flat(argument: Any) -> list[int]:
-    """Return the 8-byte words of an argument: a number, an address, or a structure of them."""
+    """Return the 8-byte words of an argument: a number, an address, or several in one."""
     if isinstance(argument, ctypes.Structure):
         return [word for name, _ in argument._fields_ for word in flat(getattr(argument, name))]
+    if isinstance(argument, ctypes.Array):
+        return [word for element in argument for word in flat(element)]
     return [argument or 0]
+
+
+def counted(argument: Any) -> list[int]:
+    """Return the words of an argument; before those of an array their number."""
+    words = flat(argument)
+    return [len(words), *words] if isinstance(argument, ctypes.Array) else words
 
 
 class CpuNotes(CpuPasses):
@@ -43,7 +51,7 @@ class CpuNotes(CpuPasses):
         return {"name": name, "numbers": numbers}
 
     def _call(self, name: str, *arguments: object) -> None:
-        self._noted = name, [self._address, *(word for a in arguments for word in flat(a))]
+        self._noted = name, [self._address, *(word for a in arguments for word in counted(a))]
 
 
 class CudaNotes(CudaPasses):

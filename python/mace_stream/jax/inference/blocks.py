@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from mace_stream.couplings import ConvPlan
 from mace_stream.folded import Block
 
 
@@ -82,48 +83,55 @@ class Mix:
         return _added(parts, self._dims[0], (out_bar.shape[1], self._channels_in), out_bar.dtype)
 
 
+class FirstMessageMix(Mix):
+    """The linear layer after the first convolution; messages come and go in parts."""
+
+    def __call__(self, sums: Array, weights: Sequence[Array]) -> list[Array]:
+        """Map [dim_in, n, K] to [dim_out, n, C], in one part."""
+        return [super().__call__(sums, weights)]
+
+    def transposed(self, bars: Sequence[Array], weights: Sequence[Array]) -> Array:
+        """Map the cotangent of the result to that of the argument."""
+        return super().transposed(bars[0], weights)
+
+
 class MessageMix:
-    """The linear layer after a later convolution, whose sums come flat, irrep after irrep.
+    """The linear layer after a later convolution, which reads output blocks [dim, n, n_paths * C].
 
     Args:
         blocks: ``source`` are rows of the convolution's output, several paths side by side.
-        channels: Of the convolution.
-        dim_in: Rows of the convolution's output.
+        plan: Of the convolution.
     """
 
-    def __init__(self, blocks: Sequence[Block], channels: int, dim_in: int) -> None:
+    def __init__(self, blocks: Sequence[Block], plan: ConvPlan) -> None:
         self._blocks = sorted(blocks, key=lambda b: b.target.start)
-        self._channels, self._dim_in = channels, dim_in
+        numbers = {block.rows.start: k for k, block in enumerate(plan.outputs)}
+        self._sources = [numbers[block.source.start] for block in self._blocks]
+        self._sizes = [(b.irrep.dim, b.n_paths * plan.channels) for b in plan.outputs]
 
     def weights(self) -> list[np.ndarray]:
         """The numbers, float64."""
         return [block.weight for block in self._blocks]
 
-    def __call__(self, sums: Array, weights: Sequence[Array]) -> Array:
-        """Map [dim_in * n * channels] to [dim_out, n, C]."""
-        parts = []
-        for block, weight in zip(self._blocks, weights, strict=True):
-            rows = self._cut(sums, block.source).reshape(-1, len(weight)) @ weight
-            dim = block.target.stop - block.target.start
-            parts.append(rows.reshape(dim, -1, weight.shape[1]))
-        return parts[0] if len(parts) == 1 else jnp.concatenate(parts)
-
-    def transposed(self, out_bar: Array, weights: Sequence[Array]) -> Array:
-        """Map the cotangent of the result to that of the argument."""
-        n, parts = out_bar.shape[1], {}
-        for block, weight in zip(self._blocks, weights, strict=True):
-            rows = _rows(out_bar, block.target).reshape(-1, weight.shape[1]) @ weight.T
-            key = block.source.start, block.source.stop
-            parts[key] = parts[key] + rows if key in parts else rows
-        flat = [
-            (slice(*(end * n * self._channels for end in key)), part.reshape(-1))
-            for key, part in sorted(parts.items())
+    def __call__(self, sums: Sequence[Array], weights: Sequence[Array]) -> list[Array]:
+        """Map output blocks to [dim_out, n, C], a part for each irrep."""
+        return [
+            sums[source] @ weight for source, weight in zip(self._sources, weights, strict=True)
         ]
-        return _filled(flat, self._dim_in * n * self._channels, (), out_bar.dtype)
 
-    def _cut(self, sums: Array, rows: slice) -> Array:
-        each = sums.size // self._dim_in
-        return sums[rows.start * each : rows.stop * each]
+    def transposed(self, bars: Sequence[Array], weights: Sequence[Array]) -> list[Array]:
+        """Map the cotangent of the result, in as many parts or in one, to those of the blocks."""
+        if len(bars) < len(self._blocks):
+            bars = [_rows(bars[0], block.target) for block in self._blocks]
+        found: dict[int, Array] = {}
+        for source, bar, weight in zip(self._sources, bars, weights, strict=True):
+            part = bar @ weight.T
+            found[source] = found[source] + part if source in found else part
+        n, real = bars[0].shape[1], bars[0].dtype
+        return [
+            found[k] if k in found else jnp.zeros((dim, n, width), real)
+            for k, (dim, width) in enumerate(self._sizes)
+        ]
 
 
 def _rows(x: Array, rows: slice) -> Array:

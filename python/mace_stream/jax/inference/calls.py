@@ -162,14 +162,18 @@ class Calls:
         table: Array,
         density: Array | None,
         norm: Array | None,
-    ) -> tuple[Array, Array | None]:
-        """Convolution of a tile, flat as the C face says, and norms [n_nodes]."""
+    ) -> tuple[list[Array], Array | None]:
+        """Convolution of a tile, output blocks [dim, n, n_paths * C], and norms [n_nodes]."""
         plan, call, range_ = self._setup.plans[layer], _Call(), (tile.first, tile.last)
-        size = plan.dim_out * (tile.last - tile.first) * plan.channels
         arrays = _nodes(call, nodes, n_senders=up.shape[1]), _edges(call, edges)
         arrays += tuple(map(call.read, (up, table, density)))
-        arrays += call.write((size,), self._real), call.change(norm)
-        rows, *norms = call.run(self._passes.note(lambda p: p.conv(layer, range_, *arrays)))
+        shapes = [
+            (block.irrep.dim, tile.last - tile.first, block.n_paths * plan.channels)
+            for block in plan.outputs
+        ]
+        arrays += [call.write(shape, self._real) for shape in shapes], call.change(norm)
+        found = call.run(self._passes.note(lambda p: p.conv(layer, range_, *arrays)))
+        rows, norms = found[: len(shapes)], found[len(shapes) :]
         return rows, norms[0] if norms else None
 
     def conv_backward(
@@ -181,7 +185,7 @@ class Calls:
         up: Array,
         table: Array,
         density: Array | None,
-        rows_bar: Array,
+        rows_bar: Sequence[Array],
         norm: Array | None,
         dot: Array,
         up_bar: Array,
@@ -189,19 +193,21 @@ class Calls:
         """Edges and the cotangent of ``up`` with the convolution's gradients added."""
         call, range_ = _Call(), (tile.first, tile.last)
         arrays = _nodes(call, nodes, n_senders=up.shape[1]), _edges(call, edges, changed=True)
-        arrays += tuple(map(call.read, (up, table, density, rows_bar, norm, dot)))
+        arrays += tuple(map(call.read, (up, table, density)))
+        arrays += list(map(call.read, rows_bar)), call.read(norm), call.read(dot)
         changed = call.change(up_bar)
         note = self._passes.note(lambda p: p.conv_backward(layer, range_, *arrays, changed))
         grad, up_bar = call.run(note)
         return edges._replace(grad=grad), up_bar
 
     def contract(
-        self, layer: int, tile: Tile, species: Array, coefs: Array, message: Array
+        self, layer: int, tile: Tile, species: Array, coefs: Array, message: Sequence[Array]
     ) -> Array:
-        """Symmetric contraction of a tile, [dim_out, n, C]."""
+        """Symmetric contraction of a tile, [dim_out, n, C]; ``message`` [dim, n, C] in parts."""
         call, range_ = _Call(), (tile.first, tile.last)
-        shape = self._setup.contractions[layer].dim_out, *message.shape[1:]
-        arrays = *map(call.read, (species, coefs, message)), call.write(shape, self._real)
+        shape = self._setup.contractions[layer].dim_out, *message[0].shape[1:]
+        rows = [row for part in message for row in _rows(call.read(part), part)]
+        arrays = call.read(species), call.read(coefs), rows, call.write(shape, self._real)
         (out,) = call.run(self._passes.note(lambda p: p.contract(layer, range_, *arrays)))
         return out
 
@@ -211,16 +217,17 @@ class Calls:
         tile: Tile,
         species: Array,
         coefs: Array,
-        message: Array,
+        message: Sequence[Array],
         out_bar: Array,
         dot: Array,
-    ) -> tuple[Array, Array]:
+    ) -> tuple[list[Array], Array]:
         """Cotangent of the message, and ``dot`` [n_nodes] with that of the tile."""
         call, range_ = _Call(), (tile.first, tile.last)
-        at = call.read(species), call.read(coefs), call.change(message), call.read(out_bar)
-        arrays = *at, call.change(dot)
+        at = call.read(species), call.read(coefs)
+        rows = [row for part in message for row in _rows(call.change(part), part)]
+        arrays = *at, rows, call.read(out_bar), call.change(dot)
         note = self._passes.note(lambda p: p.contract_backward(layer, range_, *arrays))
-        message_bar, dot = call.run(note)
+        *message_bar, dot = call.run(note)
         return message_bar, dot
 
     def forces(self, nodes: Nodes, edges: Edges, *, per_node: bool = False) -> list[Array]:
@@ -231,6 +238,12 @@ class Calls:
         written += [0] * (4 - len(shapes))
         arrays = _nodes(call, nodes), _edges(call, edges)
         return call.run(self._passes.note(lambda p: p.forces(*arrays, *written)))
+
+
+def _rows(first: int, array: Array) -> list[int]:
+    """The rows of an array [dim, n, C] that starts at a mark."""
+    size = array[0].size * array.dtype.itemsize
+    return [first + row * size for row in range(len(array))]
 
 
 def _nodes(call: _Call, nodes: Nodes, tile: Tile | None = None, n_senders: int = 0) -> EdgeList:

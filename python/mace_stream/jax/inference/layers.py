@@ -8,7 +8,7 @@ from jax import Array
 
 from mace_stream.folded import FoldedLayer, FoldedReadout
 from mace_stream.jax.folding import Tree, activation
-from mace_stream.jax.inference.blocks import MessageMix, Mix
+from mace_stream.jax.inference.blocks import FirstMessageMix, MessageMix, Mix
 from mace_stream.jax.inference.gate import Gate
 
 
@@ -27,9 +27,9 @@ class Layer:
         n_gates = 0 if folded.gate is None else len(folded.gate.dims)
         rows = folded.dim_message + n_gates
         self.messages = [
-            Mix(blocks, plan.dim_edge, rows)
+            FirstMessageMix(blocks, plan.dim_edge, rows)
             if self.is_first
-            else MessageMix(blocks, plan.channels, plan.dim_out)
+            else MessageMix(blocks, plan)
             for blocks in folded.message
         ]
         self.up = Mix(folded.up, dim_in, plan.dim_in)

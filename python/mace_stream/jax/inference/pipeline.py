@@ -50,7 +50,8 @@ class Evaluated(NamedTuple):
 class _Kept:
     """What the backward pass of one tile reads of its forward pass."""
 
-    message: Array
+    message: list[Array]
+    """Rows [dim, n, C], in one or several parts."""
     gate_input: Array | None
     feats: Array
     bar: Array | None
@@ -145,9 +146,9 @@ class _Step:
         message = layer.messages[tile.species](rows, tree["messages"][tile.species])
         gate_input = None
         if layer.gate is not None:
-            own = self._own(self.up[t], tile)
-            gate_input = layer.gate.complete(message, own, tile.species, tree["gate"])
-            message = layer.gate.forward(gate_input, tree["gate"])
+            own, mixed = self._own(self.up[t], tile), _joined(message, 0)
+            gate_input = layer.gate.complete(mixed, own, tile.species, tree["gate"])
+            message = [layer.gate.forward(gate_input, tree["gate"])]
         coefs = self.tree["tables"]["coefs"][t]
         product = self.calls.contract(t, tile, self.nodes.species, coefs, message)
         feats = layer.product(product, tree["product"])
@@ -173,7 +174,7 @@ class _Step:
             t, tile, self.nodes.species, coefs, kept.message, product_bar, self.dot
         )
         if layer.gate is not None:
-            message_bar = self._gate_backward(t, tile, kept.gate_input, message_bar)
+            message_bar = [self._gate_backward(t, tile, kept.gate_input, message_bar[0])]
         rows_bar = layer.messages[tile.species].transposed(
             message_bar, tree["messages"][tile.species]
         )
@@ -239,7 +240,7 @@ def _joined(parts: Sequence[Array], axis: int) -> Array:
     return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis)
 
 
-def _sum(first: Array, *others: Array | None) -> Array:
-    for other in others:
-        first = first if other is None else first + other
-    return first
+def _sum(product: Array, *others: Array | None) -> Array:
+    """All added up, the others first: XLA then lets the matrix product start from their sum."""
+    present = [other for other in others if other is not None]
+    return product + sum(present[1:], present[0]) if present else product

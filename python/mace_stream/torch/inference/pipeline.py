@@ -203,7 +203,12 @@ class Pipeline:
         product = _view(self._product, layer.dim_out, tile, self.setup)
         coefs = address(self.tables.coefs[t])
         self.passes.contract(
-            t, range_, address(self.buffers.species), coefs, address(message), address(product)
+            t,
+            range_,
+            address(self.buffers.species),
+            coefs,
+            _row_addresses(message),
+            address(product),
         )
         feats, feats_bar = self._outputs(t, tile)
         linear(feats, product, layer.product)
@@ -233,7 +238,7 @@ class Pipeline:
         linear_transposed(product_bar, feats_bar, layer.product)
         self.passes.contract_backward(
             *(t, range_, address(self.buffers.species), address(self.tables.coefs[t])),
-            *(address(message), address(product_bar), address(self.dot)),
+            *(_row_addresses(message), address(product_bar), address(self.dot)),
         )
         mixed_bar = message
         if layer.gate is not None:
@@ -261,7 +266,8 @@ class Pipeline:
         else:
             self.passes.conv(
                 *(t, (tile.first, tile.last), nodes, edges, address(self.up[t - 1])),
-                *(address(self.tables.convs[t]), density, address(rows), address(self.norm[t])),
+                *(address(self.tables.convs[t]), density, self._blocks(t, tile)),
+                address(self.norm[t]),
             )
         return rows
 
@@ -275,8 +281,8 @@ class Pipeline:
             return
         self.passes.conv_backward(
             *(t, (tile.first, tile.last), nodes, edges, address(self.up[t - 1])),
-            *(address(self.tables.convs[t]), density, address(rows), address(self.norm[t])),
-            *(address(self.dot), address(self.up_bar[t - 1])),
+            *(address(self.tables.convs[t]), density, self._blocks(t, tile)),
+            *(address(self.norm[t]), address(self.dot), address(self.up_bar[t - 1])),
         )
 
     # ---- between layers ----
@@ -314,6 +320,12 @@ class Pipeline:
         else:
             dim, width = self.setup.plans[t].dim_out, self.setup.plans[t].channels
         return self._rows[: dim * n * width].view(dim, n, width)
+
+    def _blocks(self, t: int, tile: Tile) -> list[int]:
+        """Addresses of the output blocks of the convolution of layer ``t``."""
+        plan, n = self.setup.plans[t], tile.last - tile.first
+        starts = [block.rows.start * n * plan.channels for block in plan.outputs]
+        return [address(self._rows, start) for start in starts]
 
     def _gate_input(self, t: int, tile: Tile) -> Tensor:
         """[n_gates + dim, n, C]: kept for all nodes but in the last layer, as the messages are."""
@@ -360,6 +372,10 @@ def _rows(rows: Tensor, block: Block, tile: Tile, t: int) -> Tensor:
         return rows[block.source]
     n, width = tile.last - tile.first, block.weight.shape[0]
     return rows[block.source].view(block.target.stop - block.target.start, n, width)
+
+
+def _row_addresses(array: Tensor) -> list[int]:
+    return [address(array, row * array.stride(0)) for row in range(len(array))]
 
 
 def _view(buffer: Tensor, dim: int, tile: Tile, setup: Setup) -> Tensor:
