@@ -206,6 +206,11 @@ constexpr auto min(A a, B b) {
   return a < b ? a : b;
 }
 
+template <typename A, typename B>
+constexpr auto max(A a, B b) {
+  return a < b ? b : a;
+}
+
 template <typename T>
 void __stcs(T* target, T value) {
   *target = value;

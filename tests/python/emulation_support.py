@@ -95,9 +95,9 @@ def clear(array, n_bytes, stream):
 
 
 def emulate(monkeypatch, module, folder, plant=None):
-    """Let the launchers of a module run kernels on this CPU."""
+    """Let what a module launches run on this CPU."""
     monkeypatch.setattr(module, "compile_program", Compiler(folder, plant))
     monkeypatch.setattr(module, "Kernels", kernels)
     monkeypatch.setattr(module, "launch", launch)
     monkeypatch.setattr(module, "check", lambda answer: answer)
-    monkeypatch.setattr(module, "clear", clear)
+    monkeypatch.setattr(module, "clear", clear, raising=False)

@@ -1,11 +1,11 @@
 """Neighbor lists that JAX's inference path makes itself, against all pairs."""
 
-import ctypes
 from contextlib import nullcontext
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from emulation_support import emulate
 from test_device_list import SHAPES, all_pairs, random_atoms
 
 jax = pytest.importorskip("jax", reason="needs JAX: pip install 'mace-stream[jax]'")
@@ -17,49 +17,14 @@ from mace_stream.jax.inference.device_list import Atoms, PairFinder  # noqa: E40
 from mace_stream.kernels import cell_list  # noqa: E402
 
 
-def array_at(address, shape, kind):
-    size = int(np.prod(shape))
-    return np.ctypeslib.as_array((kind * size).from_address(address)).reshape(shape)
-
-
-class SlowCellList:
-    """What the kernels of cell_list.cuh do, on a CPU."""
-
-    def __init__(self, arch, stream):
-        pass
-
-    def count(self, cells, count):
-        counts = array_at(count, (cells.n_receivers,), ctypes.c_int64)
-        counts[:] = [len(found) for found in self.rows(cells)]
-
-    def fill(self, cells, first, senders):
-        first = array_at(first, (cells.n_receivers + 1,), ctypes.c_int64)
-        senders = array_at(senders, (first[-1],), ctypes.c_int32)
-        senders[:] = np.concatenate(self.rows(cells)) if len(senders) else []
-
-    def rows(self, cells):
-        n = np.array(cells.n[:])
-        start = array_at(cells.start, (n.prod() + 1,), ctypes.c_int32)
-        x = array_at(cells.x, (start[-1], 3), ctypes.c_double)
-        atom = array_at(cells.atom, (start[-1],), ctypes.c_int32)
-        receivers = array_at(cells.receivers, (cells.n_receivers,), ctypes.c_int32)
-        return [atom[list(self.near(cells, n, start, x, own))] for own in receivers]
-
-    def near(self, cells, n, start, x, own):
-        at = np.minimum(((x[own] - cells.origin[:]) * cells.inverse_side).astype(int), n - 1)
-        low, high = np.maximum(at - 2, 0), np.minimum(at + 2, n - 1)
-        for z in range(low[2], high[2] + 1):
-            for y in range(low[1], high[1] + 1):
-                line = (z * n[1] + y) * n[0]
-                for other in range(start[line + low[0]], start[line + high[0] + 1]):
-                    inside = np.square(x[own] - x[other]).sum() <= cells.cutoff_squared
-                    if inside and other != own:
-                        yield other
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("emulated")
 
 
 @pytest.fixture
-def without_gpu(monkeypatch):
-    monkeypatch.setattr(device_list, "CellList", SlowCellList)
+def without_gpu(monkeypatch, folder):
+    emulate(monkeypatch, cell_list, folder)
     monkeypatch.setattr(device_list, "primary_context", lambda number: nullcontext())
     monkeypatch.setattr(device_list, "page_locked", np.zeros)
     monkeypatch.setattr(device_list, "synchronize", lambda: None)
@@ -95,6 +60,13 @@ def test_cells_lead_to_all_pairs(without_gpu, shape):
     finder = PairFinder(without_gpu)
     for cutoff in (1.7, 6.5):
         assert_all_pairs(finder, shape, cutoff)
+
+
+def test_a_neighbor_left_out_is_noticed(without_gpu, monkeypatch, folder):
+    plant = "cell_list.cuh", "square <= cells", "square < 0.9 * cells"
+    emulate(monkeypatch, cell_list, folder / "planted", plant)
+    with pytest.raises(AssertionError):
+        assert_all_pairs(PairFinder(without_gpu), SHAPES["dense"], 6.5)
 
 
 def test_a_cell_that_is_too_small_is_noticed(without_gpu, monkeypatch):
