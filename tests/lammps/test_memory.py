@@ -78,7 +78,7 @@ def test_the_log_tells_memory_and_the_largest_system(model, tmp_path, sessions):
     assert total == pytest.approx(told.linear / 64 / 1000, abs=0.06)
     assert edges == pytest.approx(told.edges / 64 / 1000, abs=0.06)
     assert features == pytest.approx(told.features / 64 / 1000, abs=0.06)
-    assert "MiB for tiles of 128 atoms, " in text
+    assert "MiB for tiles of 512 atoms, " in text
     tables = held_bytes(vars(sessions[0].evaluator.model.tables))
     assert f" {tables / 2**20:.0f} MiB for radial tables" in text
     fits, free = re.search(r"about ([0-9,]+) such atoms fit into the ([0-9.]+) GiB", text).groups()

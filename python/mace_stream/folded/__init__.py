@@ -3,7 +3,7 @@
 Matrices folded in float64, and how nodes are arranged; torch and JAX build on these.
 """
 
-from mace_stream.folded.arrangement import Tile, grown, make_tiles, padded
+from mace_stream.folded.arrangement import TILE_SIZE, Tile, grown, make_tiles, padded
 from mace_stream.folded.blocks import Block
 from mace_stream.folded.layers import (
     Activation,
@@ -16,6 +16,7 @@ from mace_stream.folded.layers import (
 )
 
 __all__ = [
+    "TILE_SIZE",
     "Activation",
     "Block",
     "FoldedGate",

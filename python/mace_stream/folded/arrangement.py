@@ -13,6 +13,11 @@ NODES_PER_PACK = 4
 """A contraction takes this many nodes of one species at a time."""
 
 
+TILE_SIZE = {"gpu": 16384, "cpu": 512}
+"""Nodes that are worked on together if nobody says how many: enough to fill a GPU, few enough for a
+CPU's cache."""
+
+
 @dataclass(frozen=True)
 class Tile:
     """Consecutive nodes of one species that are worked on together."""

@@ -14,7 +14,7 @@ from jax import Array
 
 from mace_stream.couplings import ConvPlan
 from mace_stream.evaluation import Evaluation, TooCloseError, explained_memory
-from mace_stream.folded import grown, padded
+from mace_stream.folded import TILE_SIZE, grown, padded
 from mace_stream.halo import Halo
 from mace_stream.jax.folding import Tree
 from mace_stream.jax.inference.calls import Nodes
@@ -35,10 +35,6 @@ from mace_stream.jax.inference.pipeline import Pipeline
 from mace_stream.jax.placement import Placement
 from mace_stream.jax.ranks import RankRows
 from mace_stream.spec import ModelSpec
-
-TILE = {True: 16384, False: 1024}
-"""Nodes that are worked on together if nobody says how many, on a GPU and on a CPU. Every tile adds
-to the program and so to the time of compilation."""
 
 
 class DeviceList(NamedTuple):
@@ -108,7 +104,7 @@ class InferenceEvaluator:
             )
         self._species_of = np.full(len(spec.elements), -1)
         self._species_of[list(species)] = np.arange(len(species))
-        self._tile = padded(tile) if tile else TILE[placement.on_gpu]
+        self._tile = padded(tile) if tile else TILE_SIZE["gpu" if placement.on_gpu else "cpu"]
         self._capacity: list[int] = []
         self._sizes = Sizes()
         self._new_list: HostList | Atoms | None = None

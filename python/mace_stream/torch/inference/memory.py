@@ -12,17 +12,13 @@ import torch
 from torch import Tensor
 
 from mace_stream.evaluation import explained_memory
-from mace_stream.folded import Tile, padded
+from mace_stream.folded import TILE_SIZE, Tile, padded
 from mace_stream.kernels.inference import Setup
 from mace_stream.torch.inference.buffers import ListBuffers
 from mace_stream.torch.inference.model import PreparedModel
 from mace_stream.torch.inference.pipeline import Pipeline
 from mace_stream.torch.inference.weights import Layer
 from mace_stream.torch.placement import Placement
-
-TILE = {"cuda": 16384, "cpu": 128}
-"""Nodes that are worked on together if nobody says how many: enough to fill a GPU, few enough for a
-CPU's cache."""
 
 SMALLEST_TILE = 1024
 """With fewer nodes a GPU is idle, and their arrays are small beside the rest."""
@@ -141,7 +137,11 @@ class MemoryBudget:
         self.placement = placement
         self.table_bytes = held_bytes(vars(model.tables))
         self.asked = tile is not None
-        self.tile = padded(tile) if self.asked else TILE[placement.device.type]
+        self.tile = (
+            padded(tile)
+            if self.asked
+            else TILE_SIZE["gpu" if placement.device.type == "cuda" else "cpu"]
+        )
         self.size: ListSize | None = None
         self._fits = 0
 
