@@ -25,9 +25,9 @@ from mace_stream.jax.inference.lists import (
     Arrangement,
     HostList,
     Moved,
+    Rows,
     Sizes,
     at_least_one,
-    nodes_of,
     sort_edges,
 )
 from mace_stream.jax.inference.model import prepare
@@ -219,34 +219,39 @@ class InferenceEvaluator:
         """Bring a new list into the passes' order, and grow the arrays if it does not fit."""
         self._list = given = self._found(positions)
         self._new_list = None
-        self._capacity = at_least_one(grown(self._capacity, self._counts.tolist()))
-        sent = np.zeros(0, np.int32) if self._ranks is None else self._sent
-        n_remote = len(given.species) - given.n_own
         by_rows = given.rows(len(positions))
-        self._sizes = self._sizes.fitting(
-            atoms=len(positions),
-            slots=given.n_pairs,
-            remote=n_remote,
-            sent=len(sent),
-            moved=len(by_rows.moved),
-        )
-        if self._ranks is not None:  # no rank's program lacks an exchange
-            self._sizes = self._sizes.fitting(remote=1, sent=1)
+        self._make_room(given, by_rows)
         found = Arrangement(by_rows, given.species, self._capacity, self._sizes, self._tile)
         self._arrangement = found
-        rows = np.full(self._sizes.sent, found.n_nodes, np.int32)
-        rows[: len(sent)] = found.place[sent]
-        device = self.placement.device
-        in_lists = jax.device_put((found.slots, found.species, found.moved), device)
-        moved = in_lists[-1]
-        x = self._upload(positions)
-        in_order = self._program(sort_edges, x, *in_lists)(x, *in_lists)
-        rest = nodes_of(found, *in_order), found.long_place(), found.mask, moved, rows
-        self._device_list = jax.device_put(DeviceList(*rest), device)
+        self._device_list = self._in_order(found, positions)
         if self.placement.on_gpu:
             sizes = self._sizes.atoms, N_TOTALS + 3 * len(self._device_list.place)
             if self._host is None or self._host.sizes != sizes:
-                self._host = HostArrays.of(sizes, device.local_hardware_id)
+                self._host = HostArrays.of(sizes, self.placement.device.local_hardware_id)
+
+    def _make_room(self, given: HostList | FoundList, by_rows: Rows) -> None:
+        self._capacity = at_least_one(grown(self._capacity, self._counts.tolist()))
+        self._sizes = self._sizes.fitting(
+            atoms=len(by_rows.node),
+            slots=given.n_pairs,
+            remote=len(given.species) - given.n_own,
+            moved=len(by_rows.moved),
+        )
+        if self._ranks is not None:  # no rank's program lacks an exchange
+            self._sizes = self._sizes.fitting(remote=1, sent=max(1, len(self._sent)))
+
+    def _in_order(self, found: Arrangement, positions: np.ndarray) -> DeviceList:
+        """Sort the edges on the device."""
+        device, sent = self.placement.device, [] if self._ranks is None else self._sent
+        rows = np.full(self._sizes.sent, found.n_nodes, np.int32)
+        rows[: len(sent)] = found.place[sent]
+        x = self._upload(positions)
+        slots, species, moved = jax.device_put((found.slots, found.species, found.moved), device)
+        program = self._program(sort_edges, x, slots, species, moved)
+        in_order = program(x, slots, species, moved)
+        nodes = Nodes(found.first, found.node_atom, *in_order, species)
+        rest = found.long_place(), found.mask, moved, rows
+        return jax.device_put(DeviceList(nodes, *rest), device)
 
     def _given(self, positions: np.ndarray) -> Array | None:
         """Positions as the program takes them; on a GPU it fetches them from the host."""

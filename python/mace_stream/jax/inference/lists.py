@@ -12,7 +12,6 @@ import numpy as np
 from jax import Array
 
 from mace_stream.folded import Tile, make_tiles, padded
-from mace_stream.jax.inference.calls import Nodes
 
 SLACK = 1.05
 """Arrays get this much more than they need, so that a little more still fits."""
@@ -220,7 +219,7 @@ def sort_edges(x: Array, slots: Slots, species: Array, moved: Moved) -> tuple[Ar
         moved: Senders that follow the atoms.
 
     Returns:
-        ``slot_atom`` and ``slot_node`` of :class:`Nodes`.
+        ``slot_atom`` and ``slot_node`` of :class:`mace_stream.jax.inference.calls.Nodes`.
     """
     slot = jnp.arange(len(slots.sender_atom))
     after = jnp.searchsorted(slots.first, slot, side="right", method="scan_unrolled")
@@ -235,13 +234,6 @@ def sort_edges(x: Array, slots: Slots, species: Array, moved: Moved) -> tuple[Ar
     key = jnp.where(is_slot, run + length / (2 * longest), jnp.inf)
     order = jnp.argsort(key)
     return slots.sender_atom[order], sender[order]
-
-
-def nodes_of(arrangement: Arrangement, slot_atom: Array, slot_node: Array) -> Nodes:
-    """Return the list as the passes read it."""
-    return Nodes(
-        arrangement.first, arrangement.node_atom, slot_atom, slot_node, arrangement.species
-    )
 
 
 def at_least_one(capacity: Sequence[int]) -> list[int]:
