@@ -13,7 +13,7 @@ NODES_PER_PACK = 4
 """A contraction takes this many nodes of one species at a time."""
 
 
-TILE_SIZE = {"gpu": 16384, "cpu": 512}
+TILE_SIZE = {"cuda": 16384, "cpu": 512}
 """Nodes that are worked on together if nobody says how many: enough to fill a GPU, few enough for a
 CPU's cache."""
 

@@ -104,7 +104,7 @@ class InferenceEvaluator:
             )
         self._species_of = np.full(len(spec.elements), -1)
         self._species_of[list(species)] = np.arange(len(species))
-        self._tile = padded(tile) if tile else TILE_SIZE["gpu" if placement.on_gpu else "cpu"]
+        self._tile = padded(tile) if tile else TILE_SIZE["cuda" if placement.on_gpu else "cpu"]
         self._capacity: list[int] = []
         self._sizes = Sizes()
         self._new_list: HostList | Atoms | None = None

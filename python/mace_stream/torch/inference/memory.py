@@ -137,11 +137,7 @@ class MemoryBudget:
         self.placement = placement
         self.table_bytes = held_bytes(vars(model.tables))
         self.asked = tile is not None
-        self.tile = (
-            padded(tile)
-            if self.asked
-            else TILE_SIZE["gpu" if placement.device.type == "cuda" else "cpu"]
-        )
+        self.tile = padded(tile) if self.asked else TILE_SIZE[placement.device.type]
         self.size: ListSize | None = None
         self._fits = 0
 

@@ -203,12 +203,8 @@ class Pipeline:
         product = _view(self._product, layer.dim_out, tile, self.setup)
         coefs = address(self.tables.coefs[t])
         self.passes.contract(
-            t,
-            range_,
-            address(self.buffers.species),
-            coefs,
-            _row_addresses(message),
-            address(product),
+            *(t, range_, address(self.buffers.species), coefs),
+            *(_row_addresses(message), address(product)),
         )
         feats, feats_bar = self._outputs(t, tile)
         linear(feats, product, layer.product)
