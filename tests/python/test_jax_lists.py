@@ -105,6 +105,17 @@ def test_no_atoms():
     assert found.first[-1] == found.slots.first[-1] == 0
 
 
+def test_more_runs_than_32_bits_count():
+    """Two rows of one edge; the first one's node times the species is more than 2^31."""
+    none = np.zeros(0, np.int32)
+    rows = np.array([2**25, 3], np.int32)
+    slots = lists.Slots(np.arange(3), rows * 0, rows, rows[::-1] % 2, rows * 0, np.int32(89))
+    x, species = np.ones((2, 3)), np.zeros(2, np.int32)
+    with double_precision():
+        order = jax.jit(lists.sort_edges)(x, slots, species, lists.Moved(none, none, none))[0]
+    assert order.tolist() == [0, 1]
+
+
 @pytest.mark.parametrize("plant", ["row", "species"])
 def test_a_wrong_order_is_seen(given, rng, monkeypatch, plant):
     honest = lists.sort_edges

@@ -230,7 +230,7 @@ def sort_edges(x: Array, slots: Slots, species: Array, moved: Moved) -> tuple[Ar
     is_slot = slot < slots.first[-1]
     length = jnp.where(is_slot, jnp.sqrt(jnp.sum(vec**2, axis=1)), 0.0)
     longest = jnp.maximum(jnp.max(length), 1e-300)
-    run = slots.row_node[row] * slots.n_species + species[sender]
+    run = slots.row_node[row].astype(jnp.float64) * slots.n_species + species[sender]
     key = jnp.where(is_slot, run + length / (2 * longest), jnp.inf)
     order = jnp.argsort(key)
     return slots.sender_atom[order], sender[order]
