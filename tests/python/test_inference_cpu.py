@@ -295,6 +295,21 @@ def test_arguments_that_are_missing_are_named(core):
             call()
 
 
+def test_arrays_that_are_too_few_are_counted(core):
+    run, _ = run_of(core, random_setup())
+    setup, n = run.setup, run.nodes.n_nodes
+    blocks, rows = [1] * len(setup.plans[1].outputs), [1] * setup.contractions[1].dim
+    passes, graph = run.passes, (1, (0, n), run.nodes, run.edges)
+    for expected, call in (
+        (len(blocks), lambda: passes.conv(*graph, 1, 1, 0, blocks[1:], 0)),
+        (len(blocks), lambda: passes.conv_backward(*graph, 1, 1, 0, blocks[1:], 0, 0, 0)),
+        (len(rows), lambda: passes.contract(1, (0, n), 1, 1, rows[1:], 1)),
+        (len(rows), lambda: passes.contract_backward(1, (0, n), 1, 1, [*rows, 1], 1, 0)),
+    ):
+        with pytest.raises(ValueError, match=f"^expected {expected} arrays, got"):
+            call()
+
+
 def test_nodes_must_be_at_least_receivers(core):
     run, _ = run_of(core, random_setup())
     fewer = replace(run.nodes, n_senders=run.nodes.n_nodes - 1)

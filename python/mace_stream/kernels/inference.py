@@ -74,6 +74,23 @@ class Setup:
         """Knots per Å."""
         return self.n_knots / (self.r_max - self.r_0)
 
+    def blocks(self, layer: int, arrays: Sequence[int]) -> ctypes.Array:
+        """Return the addresses of the output blocks of a layer's convolution for its pass.
+
+        Raises:
+            ValueError: There are not as many as the plan has.
+        """
+        plan = self.plans[layer]  # the core library says so where there is none
+        return _pointers(arrays, len(arrays if plan is None else plan.outputs))
+
+    def rows(self, layer: int, arrays: Sequence[int]) -> ctypes.Array:
+        """Return the addresses of the rows of a layer's messages for its pass.
+
+        Raises:
+            ValueError: There are not as many as the contraction reads.
+        """
+        return _pointers(arrays, self.contractions[layer].dim)
+
 
 @dataclass(frozen=True)
 class EdgeList:
@@ -112,12 +129,7 @@ class EdgeArrays:
     """Real [n_slots, 3]: dE/d(edge_vec)"""
 
 
-def pointers(arrays: Sequence[int], expected: int) -> ctypes.Array:
-    """Return the addresses of arrays as the passes take them.
-
-    Raises:
-        ValueError: There are not as many as expected.
-    """
+def _pointers(arrays: Sequence[int], expected: int) -> ctypes.Array:
     if len(arrays) != expected:
         raise ValueError(f"expected {expected} arrays, got {len(arrays)}")
     return (ctypes.c_void_p * expected)(*arrays)

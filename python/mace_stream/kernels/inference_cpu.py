@@ -16,7 +16,6 @@ from mace_stream.kernels.inference import (
     EdgeList,
     Repulsion,
     Setup,
-    pointers,
 )
 
 
@@ -178,7 +177,7 @@ class CpuPasses:
         norm: int,
     ) -> None:
         """Convolution of a later layer."""
-        arrays = up, table, density, pointers(out, self._n_blocks(layer, out)), norm
+        arrays = up, table, density, self.setup.blocks(layer, out), norm
         self._call("conv", layer, _Tile(*tile), *_graph(nodes, edges), *arrays)
 
     def conv_backward(
@@ -196,8 +195,7 @@ class CpuPasses:
         up_bar: int,
     ) -> None:
         """Gradients of the convolution."""
-        blocks = pointers(out_bar, self._n_blocks(layer, out_bar))
-        arrays = (up, table, density, blocks, norm, dot, up_bar)
+        arrays = (up, table, density, self.setup.blocks(layer, out_bar), norm, dot, up_bar)
         self._call("conv_backward", layer, _Tile(*tile), *_graph(nodes, edges), *arrays)
 
     def contract(
@@ -210,7 +208,7 @@ class CpuPasses:
         out: int,
     ) -> None:
         """Symmetric contraction."""
-        rows = pointers(msg, self.setup.contractions[layer].dim)
+        rows = self.setup.rows(layer, msg)
         self._call("contract", layer, _Tile(*tile), species, coefs, rows, out)
 
     def contract_backward(
@@ -224,7 +222,7 @@ class CpuPasses:
         dot: int,
     ) -> None:
         """Gradient of the contraction."""
-        arrays = species, coefs, pointers(msg, self.setup.contractions[layer].dim), out_bar, dot
+        arrays = species, coefs, self.setup.rows(layer, msg), out_bar, dot
         self._call("contract_backward", layer, _Tile(*tile), *arrays)
 
     def forces(
@@ -239,11 +237,6 @@ class CpuPasses:
         """Sums of the edges' gradient."""
         arrays = (forces, virial, receiver_virial, sender_virial)
         self._call("forces", *_graph(nodes, edges), *arrays)
-
-    def _n_blocks(self, layer: int, given: Sequence[int]) -> int:
-        """Output blocks of a layer; the core library says so where it has no convolution."""
-        plan = self.setup.plans[layer]
-        return len(given if plan is None else plan.outputs)
 
     def _call(self, name: str, *arguments: object) -> None:
         function: Callable = getattr(self._core, f"ms_inference_{name}")

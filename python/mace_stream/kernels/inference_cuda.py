@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from mace_stream.kernels import inference_source as source
-from mace_stream.kernels.inference import EdgeArrays, EdgeList, Setup, pointers
+from mace_stream.kernels.inference import EdgeArrays, EdgeList, Setup
 from mace_stream.kernels.launching import Kernels, check, clear, launch
 from mace_stream.kernels.nvrtc import compile_program
 
@@ -175,8 +175,10 @@ class CudaPasses:
         norm: int,
     ) -> None:
         """Convolution of a later layer."""
-        arrays = up, table, density, out, norm, 0, 0
-        self._convolve(layer, tile, nodes, edges, *arrays, backward=False)
+        first, n, blocks = tile[0], tile[1] - tile[0], self.setup.blocks(layer, out)
+        arrays = up, table, density, blocks, norm, 0, 0
+        call = _conv_call(len(blocks))(_edges(nodes, edges), first, n, nodes.n_senders, *arrays)
+        self._launch(("conv", layer, False), n, call)
 
     def conv_backward(
         self,
@@ -193,26 +195,10 @@ class CudaPasses:
         up_bar: int,
     ) -> None:
         """Gradients of the convolution."""
-        arrays = up, table, density, out_bar, norm, dot, up_bar
-        self._convolve(layer, tile, nodes, edges, *arrays, backward=True)
-
-    def _convolve(
-        self,
-        layer: int,
-        tile: tuple[int, int],
-        nodes: EdgeList,
-        edges: EdgeArrays,
-        up: int,
-        table: int,
-        density: int,
-        out: Sequence[int],
-        *rest: int,
-        backward: bool,
-    ) -> None:
-        n, blocks = tile[1] - tile[0], pointers(out, len(self.setup.plans[layer].outputs))
-        numbers = tile[0], n, nodes.n_senders, up, table, density
-        call = _conv_call(len(blocks))(_edges(nodes, edges), *numbers, blocks, *rest)
-        self._launch(("conv", layer, backward), n, call)
+        first, n, blocks = tile[0], tile[1] - tile[0], self.setup.blocks(layer, out_bar)
+        arrays = up, table, density, blocks, norm, dot, up_bar
+        call = _conv_call(len(blocks))(_edges(nodes, edges), first, n, nodes.n_senders, *arrays)
+        self._launch(("conv", layer, True), n, call)
 
     def contract(
         self,
@@ -224,7 +210,9 @@ class CudaPasses:
         out: int,
     ) -> None:
         """Symmetric contraction."""
-        self._contract(layer, tile, species, coefs, msg, out, 0, backward=False)
+        first, n, rows = tile[0], tile[1] - tile[0], self.setup.rows(layer, msg)
+        call = _contraction_call(len(rows))(n, species + 4 * first, coefs, rows, out, 0)
+        self._launch(("contract", layer, False), n, call)
 
     def contract_backward(
         self,
@@ -237,23 +225,10 @@ class CudaPasses:
         dot: int,
     ) -> None:
         """Gradient of the symmetric contraction."""
-        dot_here = dot + tile[0] * np.dtype(self.setup.dtype).itemsize if dot else 0
-        self._contract(layer, tile, species, coefs, msg, out_bar, dot_here, backward=True)
-
-    def _contract(
-        self,
-        layer: int,
-        tile: tuple[int, int],
-        species: int,
-        coefs: int,
-        msg: Sequence[int],
-        *rest: int,
-        backward: bool,
-    ) -> None:
-        n, rows = tile[1] - tile[0], pointers(msg, self.setup.contractions[layer].dim)
-        of_tile = species + tile[0] * np.dtype(np.int32).itemsize
-        call = _contraction_call(len(rows))(n, of_tile, coefs, rows, *rest)
-        self._launch(("contract", layer, backward), n, call)
+        first, n, rows = tile[0], tile[1] - tile[0], self.setup.rows(layer, msg)
+        dot_here = dot + first * np.dtype(self.setup.dtype).itemsize if dot else 0
+        arrays = species + 4 * first, coefs, rows, out_bar, dot_here
+        self._launch(("contract", layer, True), n, _contraction_call(len(rows))(n, *arrays))
 
     def forces(
         self,
