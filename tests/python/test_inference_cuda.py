@@ -58,6 +58,12 @@ class Mirrored:
             self.arrays[address][...] = copy.cpu().numpy()
 
 
+def cuda_passes(setup, with_density, arch, stream, zbl):
+    """Passes of a device; ``zbl`` are addresses of its tables, if there are any."""
+    densities = tuple(with_density for _ in setup.contractions)
+    return CudaPasses(setup, arch, densities, stream, tuple(zbl) or (0, 0, 0))
+
+
 class CudaRun(Run):
     """As :class:`Run`, on a GPU."""
 
@@ -65,13 +71,12 @@ class CudaRun(Run):
         zbl = self.setup.repulsion
         tables = (zbl.charge, zbl.inverse_length, zbl.bond) if zbl else ()
         self.zbl = [torch.tensor(table).cuda() for table in tables]
-        passes = CudaPasses(
-            self.setup,
-            "sm_{}{}".format(*torch.cuda.get_device_capability()),
-            tuple(with_density for _ in self.setup.contractions),
-            stream=lambda: torch.cuda.current_stream().cuda_stream,
-            zbl=tuple(table.data_ptr() for table in self.zbl) or (0, 0, 0),
+        arch = "sm_{}{}".format(*torch.cuda.get_device_capability())
+        stream, zbl = (
+            lambda: torch.cuda.current_stream().cuda_stream,
+            [t.data_ptr() for t in self.zbl],
         )
+        passes = cuda_passes(self.setup, with_density, arch, stream, zbl)
         self.registered = {}
         return Mirrored(passes, self.registered)
 

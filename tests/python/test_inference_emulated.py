@@ -6,7 +6,6 @@ from emulation_support import emulate
 from test_inference_cpu import SETUPS, Run
 
 from mace_stream.kernels import inference_cuda
-from mace_stream.kernels.inference_cuda import CudaPasses
 from mace_stream.reference.inference import ReferencePasses
 from mace_stream.testing.inference import random_problem, random_setup
 
@@ -19,14 +18,9 @@ class EmulatedRun(Run):
 
     def make_passes(self, core, with_density):
         zbl = self.setup.repulsion
-        self.zbl = (zbl.charge, zbl.inverse_length, zbl.bond) if zbl else ()
-        return CudaPasses(
-            self.setup,
-            "sm_90",
-            tuple(with_density for _ in self.setup.contractions),
-            stream=lambda: 0,
-            zbl=tuple(table.ctypes.data for table in self.zbl) or (0, 0, 0),
-        )
+        tables = (zbl.charge, zbl.inverse_length, zbl.bond) if zbl else ()
+        addresses = [table.ctypes.data for table in tables]
+        return on_gpu.cuda_passes(self.setup, with_density, "sm_90", lambda: 0, addresses)
 
 
 def run_of(setup, with_density=True):
