@@ -197,11 +197,13 @@ def test_programs_lower_for_a_gpu(launched, monkeypatch):
 def test_a_program_fetches_positions_and_leaves_results(launched, monkeypatch):
     evaluator, x, noted = with_notes(monkeypatch)
     n_results = 12 + 3 * len(evaluator._device_list.place)
-    host = HostArrays(np.full((len(x) + 5, 3), np.nan), np.zeros(n_results))
+    host = HostArrays(np.full((len(x) + 5, 3), np.nan), np.zeros(n_results), np.zeros(1))
     evaluator._host = host
     text = lowered(evaluator, x)
     assert np.array_equal(host.positions[: len(x)], x)
     assert text.count("@mace_stream_pass") == 20
     target, source = host.results.ctypes.data, host.positions.ctypes.data
     assert noted[0] == [COPY, mark(FIRST_RESULT, 0), source, 24 * (len(x) + 5)]
-    assert noted[-1] == [COPY, target, mark(FIRST_RESULT, 0), 8 * n_results]
+    results = [COPY, target, mark(FIRST_RESULT, 0), 8 * n_results]
+    arrived = [COPY, host.arrived.ctypes.data, mark(FIRST_RESULT, 0), 8]
+    assert noted[-1] == results + arrived, "what says that results are there comes after them"

@@ -94,11 +94,19 @@ class Calls:
         (array,) = call.run(self._passes.note(lambda p: p.copy(target, address, size)))
         return array
 
-    def to_host(self, array: Array, memory: np.ndarray) -> Array:
-        """The array; once it is ready its numbers stand in page-locked memory."""
+    def to_host(self, array: Array, memory: np.ndarray, arrived: np.ndarray) -> Array:
+        """The array. When its first number stands in ``arrived`` too, all stand in ``memory``.
+
+        Both are page-locked. Copies of one stream follow each other.
+        """
         call = _Call()
-        source, address, size = call.change(array), memory.ctypes.data, memory.nbytes
-        (array,) = call.run(self._passes.note(lambda p: p.copy(address, source, size)))
+        source = call.change(array)
+
+        def copies(passes: CudaNotes) -> None:
+            for target in (memory, arrived):
+                passes.copy(target.ctypes.data, source, target.nbytes)
+
+        (array,) = call.run(self._passes.note(copies))
         return array
 
     def edges(self, nodes: Nodes, x: Array) -> tuple[Edges, Array, Array]:

@@ -20,7 +20,7 @@ from mace_stream.jax.folding import Tree
 from mace_stream.jax.inference.calls import Nodes
 from mace_stream.jax.inference.device_list import Atoms, FoundList, PairFinder
 from mace_stream.jax.inference.exchange import RowsOfNodes
-from mace_stream.jax.inference.host import HostArrays, wait
+from mace_stream.jax.inference.host import HostArrays
 from mace_stream.jax.inference.lists import (
     Arrangement,
     HostList,
@@ -54,7 +54,7 @@ class Step(NamedTuple):
     """What a program returns."""
 
     packed: Array
-    """Energy, virial [9], closest distance, number of edges, forces [n_senders, 3]; float64."""
+    """Number of edges, energy, virial [9], closest distance, forces [n_senders, 3]; float64."""
     node_energy: Array
     node_virials: list[Array]
     """Empty, or [n_nodes, 9] of receivers and [n_senders, 9] of senders."""
@@ -285,10 +285,15 @@ class InferenceEvaluator:
 
         def run() -> tuple[np.ndarray, Step]:
             with self.placement.claimed():
-                found = program(*arguments)
                 if self._host is None:
+                    found = program(*arguments)
                     return np.asarray(found.packed), found
-                wait(found.packed, alone=self._ranks is None)
+                self._host.expect_results()
+                found = program(*arguments)
+                if self._ranks is None:
+                    self._host.wait(found.packed)
+                else:  # leave the processor to the exchange
+                    found.packed.block_until_ready()
                 return self._host.results, found
 
         return run() if self._ranks is None else self._ranks.run(run)
@@ -314,13 +319,13 @@ class InferenceEvaluator:
         energy = jnp.sum(found.node_energy * given.mask)
         n_edges = jnp.sum(found.edges.count).astype(jnp.float64)
         forces = found.forces[given.place]
-        totals = energy[None], found.virial, found.closest, n_edges[None], forces.reshape(-1)
+        totals = n_edges[None], energy[None], found.virial, found.closest, forces.reshape(-1)
         places = given.place[:n_nodes], given.place
         virials = [v[place] for v, place in zip(found.node_virials, places, strict=False)]
         energies = found.node_energy[given.place[:n_nodes]]
         packed = jnp.concatenate(totals)
         if self._host is not None:
-            packed = model.calls.to_host(packed, self._host.results)
+            packed = model.calls.to_host(packed, self._host.results, self._host.arrived)
         return Step(packed, energies, virials)
 
     # ---- results ----
@@ -329,7 +334,7 @@ class InferenceEvaluator:
         self, found: tuple[np.ndarray, Step], positions: np.ndarray, node_energy: bool
     ) -> Evaluation:
         packed, step = found
-        energy, *virial, closest, n_edges = packed[:N_TOTALS].tolist()
+        n_edges, energy, *virial, closest = packed[:N_TOTALS].tolist()
         self._statistics["edges"] += int(n_edges)
         if closest < self.model.setup.r_0:
             nodes = self._closest_nodes(positions)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from itertools import count
 from typing import NamedTuple
 
 import numpy as np
 from jax import Array
 
 from mace_stream.kernels.launching import page_locked, primary_context
+
+NOTHING = -1.0
+"""Stands in :attr:`HostArrays.arrived` until a program is done."""
+POLLS = 10_000
+"""Looks at :attr:`HostArrays.arrived` between two questions to JAX, about half a millisecond."""
 
 
 class HostArrays(NamedTuple):
@@ -19,6 +25,8 @@ class HostArrays(NamedTuple):
     positions: np.ndarray
     """[n_atoms, 3] in Å."""
     results: np.ndarray
+    arrived: np.ndarray
+    """The first result once more, [1]; it is copied after all of them, and never negative."""
 
     @property
     def sizes(self) -> tuple[int, int]:
@@ -26,22 +34,33 @@ class HostArrays(NamedTuple):
         return len(self.positions), len(self.results)
 
     @property
-    def addresses(self) -> tuple[int, int]:
+    def addresses(self) -> tuple[int, ...]:
         """A program is compiled for these."""
-        return self.positions.ctypes.data, self.results.ctypes.data
+        return tuple(array.ctypes.data for array in self)
 
     @classmethod
     def of(cls, sizes: tuple[int, int], device: int) -> HostArrays:
         """Take memory for so many positions and results, for a CUDA device by number."""
+        shapes = (sizes[0], 3), (sizes[1],), (1,)
         with primary_context(device):
-            return cls(page_locked((sizes[0], 3)), page_locked((sizes[1],)))
+            return cls(*map(page_locked, shapes))
 
+    def expect_results(self) -> None:
+        """Before a program is called."""
+        self.arrived[0] = NOTHING
 
-def wait(array: Array, *, alone: bool) -> None:
-    """Wait until an array is there, without giving up the processor where no other thread needs it.
+    def wait(self, array: Array) -> None:
+        """Wait for the results of the program that returned ``array``, on the processor.
 
-    A core that has slept for a step does the host's share of the next one at half its speed.
-    """
-    while alone and not array.is_ready():
-        pass
-    array.block_until_ready()
+        JAX is asked rarely, whether the program has failed: it says so 0.2 ms late, leaves as much
+        to tidy up when it is asked all the time, and a core that has slept for a step does the
+        host's share of the next one at half its speed.
+
+        Raises:
+            jax.errors.JaxRuntimeError: The program has failed.
+        """
+        for poll in count(1):
+            if self.arrived[0] != NOTHING:
+                return
+            if poll % POLLS == 0 and array.is_ready():
+                array.block_until_ready()
