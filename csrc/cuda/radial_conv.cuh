@@ -35,12 +35,14 @@ struct Channels {
   }
 };
 
-/// Where an output row of this block's receiver starts.
+/// Where an output row of this block's receiver starts. What rows share is written apart from what
+/// tells them apart, which saves registers.
 template <typename G, int M>
 __device__ __forceinline__ Real* out_row(const ConvCall& call) {
   constexpr int block = G::OUT_BLOCK[M], paths = G::OUT_PATHS[M];
-  const int64_t row = G::OUT_COMPONENT[M] * call.n_receivers + blockIdx.x;
-  return call.out[block] + (row * paths + G::OUT_PATH[M]) * CHANNELS;
+  const int64_t component = call.n_receivers * (paths * CHANNELS);
+  Real* first = call.out[block] + blockIdx.x * int64_t(paths * CHANNELS);
+  return first + G::OUT_COMPONENT[M] * component + G::OUT_PATH[M] * CHANNELS;
 }
 
 template <typename G, int WIDTH>

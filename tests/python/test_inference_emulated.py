@@ -77,7 +77,7 @@ def test_forces(case):
 PLANTS = {
     "place": ("find_edges.cuh", "Real(u - knot)", "Real(u - knot) + Real(1e-3)", "edges"),
     "harmonic": ("scatter.cuh", "value, edge.y[m])", "value, edge.y[0])", "scatter"),
-    "path": ("radial_conv.cuh", "paths + G::OUT_PATH[M])", "paths)", "conv_and_its_backward"),
+    "path": ("radial_conv.cuh", " + G::OUT_PATH[M] * CHANNELS", "", "conv_and_its_backward"),
     "block": ("radial_conv.cuh", "call.out[block]", "call.out[0]", "conv_and_its_backward"),
     "row": ("contraction.cuh", "msg[m.value]", "msg[0]", "contract_and_its_backward"),
     "cotangent": (
