@@ -12,6 +12,23 @@ namespace {
 
 constexpr int TAG = 1;
 
+/// A row as a type of MPI: counts of rows fit an int where counts of bytes do not.
+class RowType {
+ public:
+  explicit RowType(std::int64_t bytes)
+  {
+    MPI_Type_contiguous(static_cast<int>(bytes), MPI_BYTE, &type_);
+    MPI_Type_commit(&type_);
+  }
+  ~RowType() { MPI_Type_free(&type_); }
+  RowType(const RowType &) = delete;
+  RowType &operator=(const RowType &) = delete;
+  operator MPI_Datatype() const { return type_; }
+
+ private:
+  MPI_Datatype type_;
+};
+
 char *at_row(void *rows, int row, std::int64_t row_bytes)
 {
   return static_cast<char *>(rows) + row * row_bytes;
@@ -109,9 +126,7 @@ void RankExchange::finish()
 
 void RankExchange::post(const void *out, void *in, std::int64_t row_bytes, bool home)
 {
-  MPI_Datatype row;    // counts of rows fit an int where counts of bytes do not
-  MPI_Type_contiguous(static_cast<int>(row_bytes), MPI_BYTE, &row);
-  MPI_Type_commit(&row);
+  const RowType row(row_bytes);
   receives_.assign(peers_.size(), MPI_REQUEST_NULL);
   sends_.assign(peers_.size(), MPI_REQUEST_NULL);
   for (std::size_t k = 0; k < peers_.size(); k++) {
@@ -126,7 +141,6 @@ void RankExchange::post(const void *out, void *in, std::int64_t row_bytes, bool 
     if (const int n = peer.rows_to(home))
       MPI_Isend(at_row(out, first, row_bytes), n, row, peer.rank, TAG, comm_, &sends_[k]);
   }
-  MPI_Type_free(&row);
 }
 
 void RankExchange::wait(bool home)
@@ -161,14 +175,15 @@ void RankExchange::send_nothing(bool home)
     if (peer.rows_to(home)) MPI_Send(nullptr, 0, MPI_BYTE, peer.rank, TAG, comm_);
   std::vector<char> scrap;
   for (const Peer &peer : peers_) {
-    if (!peer.rows_from(home)) continue;
+    const int n = peer.rows_from(home);
+    if (n == 0) continue;
     MPI_Message message;
     MPI_Status status;
     MPI_Mprobe(peer.rank, TAG, comm_, &message, &status);
     MPI_Count bytes = 0;
     MPI_Get_elements_x(&status, MPI_BYTE, &bytes);
     scrap.resize(bytes);
-    MPI_Mrecv(scrap.data(), static_cast<int>(bytes), MPI_BYTE, &message, MPI_STATUS_IGNORE);
+    MPI_Mrecv(scrap.data(), n, RowType(bytes / n), &message, MPI_STATUS_IGNORE);
   }
 }
 
