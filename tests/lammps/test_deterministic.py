@@ -89,8 +89,10 @@ def test_sums_in_any_order_are_refused(model, lmp):
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one thread always sums alike")
 def test_two_threads_differ_without_the_keyword(model, tmp_path):
-    """They add to shared sums in another order each time."""
-    assert len(set(fingerprints(Setup(CELL, model("plain")), tmp_path, threads=2))) > 1
+    """They add to shared sums in another order each time, though on busy cores often one by one."""
+    setup = Setup(CELL, model("plain"))
+    tries = (fingerprints(setup, tmp_path, threads=2, repeats=60) for _ in range(10))
+    assert any(len(set(found)) > 1 for found in tries)
 
 
 def test_fingerprints_tell_single_bits_apart(model, tmp_path):
