@@ -28,7 +28,7 @@ class Result:
 @pytest.fixture
 def host():
     arrays = HostArrays(np.zeros((1, 3)), np.zeros(2), np.full(1, 7.0))
-    arrays.expect_results()
+    arrays.give(np.ones((1, 3)))
     return arrays
 
 
@@ -50,7 +50,7 @@ def test_results_are_taken_before_jax_calls_the_program_done(host):
 
 def test_results_of_the_step_before_are_not_taken_for_new_ones(host):
     host.arrived[0] = 3
-    host.expect_results()
+    host.give(np.ones((1, 3)))
     start = time.perf_counter()
     after(0.1, lambda: host.arrived.fill(0))
     host.wait(Result())

@@ -257,7 +257,7 @@ class InferenceEvaluator:
         """Positions as the program takes them; on a GPU it fetches them from the host."""
         if self._host is None:
             return self._upload(positions)
-        self._host.positions[: len(positions)] = positions
+        self._host.give(positions)
         return None
 
     def _upload(self, positions: np.ndarray) -> Array:
@@ -285,11 +285,9 @@ class InferenceEvaluator:
 
         def run() -> tuple[np.ndarray, Step]:
             with self.placement.claimed():
-                if self._host is None:
-                    found = program(*arguments)
-                    return np.asarray(found.packed), found
-                self._host.expect_results()
                 found = program(*arguments)
+                if self._host is None:
+                    return np.asarray(found.packed), found
                 if self._ranks is None:
                     self._host.wait(found.packed)
                 else:  # leave the processor to the exchange
